@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: MIT
+// DeviceProfile: everything the cost model knows about a card, as measured by `capillary calibrate`.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+
+namespace capillary {
+
+// Entries by cluster size 1, 2, 4, 8, 16.
+inline constexpr int kNumClusterSizes = 5;
+using ByClusterSize = std::array<double, kNumClusterSizes>;
+
+// log2 of a cluster size; -1 when it is none of 1, 2, 4, 8, 16.
+constexpr int cluster_size_index(int cluster_size) {
+  for (int i = 0; i < kNumClusterSizes; ++i)
+    if (cluster_size == (1 << i)) return i;
+  return -1;
+}
+
+struct DeviceProfile {
+  std::string name = "h200";
+  std::string source = "built in";  // where the figures come from: "built in", or a calibration's date
+  int32_t num_sms = 132;
+  int64_t l2_bytes = 60ll << 20;
+  int64_t smem_bytes_per_cta = 227 << 10;
+
+  // Clusters co-resident with one CTA an SM; 0: this cluster size cannot be launched.
+  std::array<int32_t, kNumClusterSizes> max_clusters = {132, 66, 30, 15, 7};
+
+  // Rates in GB/s (1e9), times in us.
+  double hbm_gbps = 4620;         // streaming read, all SMs
+  double hbm_gbps_per_cta = 43;   // the most one CTA draws while the others leave HBM idle
+  double l2_gbps_per_cta = 44;    // L2-resident read into one SM
+  ByClusterSize dsm_load_gbps_per_cta = {128, 30, 28, 28, 28};
+  double dsm_latency_us = 0.11;      // one peer load
+  double cluster_barrier_us = 0.25;  // arrive to wake-up
+  double l2_merge_latency_us = 2.0;  // write a part, fence, see the others' tags, read them back
+  double matrix_tflops = 660;        // wide path, all SMs, 64-row tiles
+  double narrow_tile_us = 0.30;      // one 16-token tile of one narrow stream (latency of its chain)
+  double launch_us = 2.6;            // launch to first byte requested, and drain
+  double job_start_us = 0.9;         // between jobs of one CTA, with loads running ahead
+  double item_start_us = 0.5;        // query fetch and state set-up of one item
+
+  // FNV-1a of every figure above; plans carry it.
+  uint64_t hash() const;
+};
+
+// The figures of ../shared/hardware-h200.md: what the planner uses where nothing was calibrated.
+const DeviceProfile& builtin_h200();
+
+// Throws InvalidArgument naming the field when a figure is NaN, not positive, or absurd.
+void validate_profile(const DeviceProfile& profile);
+
+}  // namespace capillary

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: MIT
+// Planner: prefix forest in, plan out. A plan is built once a decoding step and run by every layer.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "capillary/device_profile.h"
+#include "capillary/prefix_forest.h"
+#include "capillary/tensor_view.h"
+
+namespace capillary {
+
+enum class Mode { kAuto, kFlat, kSharedL2 };
+const char* mode_name(Mode mode);  // "auto", "flat", "shared-l2"
+
+// Heads and dims of one attention layer (per GPU).
+struct ModelShape {
+  int32_t num_q_heads = 32;
+  int32_t num_kv_heads = 8;
+  int32_t head_dim = 128;
+  int32_t head_dim_v = 0;  // 0: the same as head_dim
+  DType dtype = DType::kBFloat16;
+
+  int32_t group_size() const { return num_q_heads / num_kv_heads; }
+  int32_t v_dim() const { return head_dim_v == 0 ? head_dim : head_dim_v; }
+};
+
+struct PlanOptions {
+  Mode mode = Mode::kAuto;
+  // 0: the planner chooses. Otherwise 1, 2, 4, 8 or 16; must be launchable on the profile's card.
+  int32_t cluster_size = 0;
+  // 0: the planner chooses. Otherwise the number of jobs a KV head is cut into, as near as rows allow.
+  int32_t num_pieces = 0;
+};
+
+// One line of what was weighed.
+struct PlanCandidate {
+  Mode mode = Mode::kAuto;
+  int32_t cluster_size = 1;
+  int32_t num_pieces = 1;
+  double predicted_us = 0;
+};
+
+// What `explain` prints; every number is read off the plan or the model, none is a guess.
+struct PlanSummary {
+  Mode mode = Mode::kAuto;
+  int32_t num_requests = 0;
+  int32_t num_nodes = 0;
+  int32_t num_jobs = 0;  // per KV head
+  int32_t cluster_size = 1;
+  int32_t num_clusters = 0;
+  int64_t unique_bytes = 0;
+  int64_t flat_bytes = 0;
+  int64_t planned_bytes = 0;   // KV bytes the items read, re-reads of ancestors counted
+  int64_t exchange_bytes = 0;  // partials read from peers through DSM
+  int64_t split_bytes = 0;     // partials written to the workspace
+  double floor_us = 0;
+  double predicted_us = 0;
+  // The terms of the prediction, each as if it were alone.
+  double hbm_us = 0;
+  double l2_us = 0;
+  double compute_us = 0;
+  double exchange_us = 0;
+  double fixed_us = 0;
+  std::vector<PlanCandidate> candidates;  // best first, the chosen one at the front
+  std::string reason;                     // why this one, in a sentence
+};
+
+// An owning plan blob (src/shared/plan_layout.h).
+class Plan {
+ public:
+  Plan() = default;
+  explicit Plan(std::vector<uint64_t> words) : words_(std::move(words)) {}
+
+  const void* data() const { return words_.data(); }
+  size_t size_bytes() const;  // 0 when empty
+  bool empty() const { return words_.empty(); }
+
+  int32_t num_requests() const;
+  int32_t cluster_size() const;
+  int64_t workspace_bytes() const;
+  double predicted_us() const;
+
+ private:
+  friend class Planner;
+  std::vector<uint64_t> words_;
+};
+
+// Proves a plan right, without any oracle: every (query row, key) of the forest covered exactly once,
+// every partial merged exactly once, slots written before they are read, indices and workspace in range.
+// Throws InternalError naming the first thing that is wrong.
+void validate_plan(const void* blob, size_t size_bytes, const PrefixForest& forest);
+
+class Planner {
+ public:
+  // Throws InvalidArgument/UnsupportedConfig when the shape or the options cannot be.
+  Planner(const ModelShape& shape, const DeviceProfile& profile = builtin_h200(),
+          const PlanOptions& options = {});
+  ~Planner();
+  Planner(Planner&&) noexcept;
+  Planner& operator=(Planner&&) noexcept;
+
+  // Deterministic: same forest, shape, profile and options give the same bytes. The reference stays valid
+  // until the next call. No allocation once the largest batch has been seen.
+  const Plan& plan(const PrefixForest& forest);
+  const PlanSummary& summary() const;
+
+  const ModelShape& shape() const;
+  const DeviceProfile& profile() const;
+  const PlanOptions& options() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace capillary
