@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: MIT
+# The functions that the folders' CMakeLists use: one place for warnings, sanitizers and include roots.
+
+# capillary_sources(out file...): the listed files that exist, as absolute paths. Configures again when one
+# of the others appears.
+function(capillary_sources out)
+  set(present)
+  foreach(file IN LISTS ARGN)
+    file(GLOB found CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/${file}")
+    if(found)
+      list(APPEND present "${found}")
+    endif()
+  endforeach()
+  if(NOT present)
+    file(WRITE "${CMAKE_CURRENT_BINARY_DIR}/empty.cpp" "namespace capillary {}\n")
+    set(present "${CMAKE_CURRENT_BINARY_DIR}/empty.cpp")
+  endif()
+  set(${out} "${present}" PARENT_SCOPE)
+endfunction()
+
+# Warnings, sanitizers and the private include roots (src/ and tools/) of this project's own targets.
+function(capillary_own_target target)
+  target_include_directories(${target} PRIVATE "${PROJECT_SOURCE_DIR}/src")
+  target_compile_options(
+    ${target}
+    PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wshadow;-Wconversion;-Wno-sign-conversion>"
+            "$<$<AND:$<COMPILE_LANGUAGE:CXX>,$<BOOL:${CAPILLARY_WERROR}>>:-Werror>")
+  if(CAPILLARY_FUZZ)
+    set(sanitizers -fsanitize=fuzzer-no-link,address,undefined)
+  elseif(CAPILLARY_SANITIZE STREQUAL "address")
+    set(sanitizers -fsanitize=address,undefined)
+  elseif(CAPILLARY_SANITIZE)
+    message(FATAL_ERROR "CAPILLARY_SANITIZE is '${CAPILLARY_SANITIZE}'; must be OFF or address")
+  endif()
+  if(sanitizers)
+    target_compile_options(
+      ${target} PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:${sanitizers};-fno-omit-frame-pointer;-fno-sanitize-recover=all>")
+    # Public: whoever links an instrumented static library needs the runtime.
+    target_link_options(${target} PUBLIC -fsanitize=address,undefined)
+  endif()
+endfunction()
+
+# capillary_library(name SOURCES... [LIBS...]): static library capillary_<name>, alias capillary::<name>.
+function(capillary_library name)
+  cmake_parse_arguments(arg "" "" "SOURCES;LIBS" ${ARGN})
+  capillary_sources(sources ${arg_SOURCES})
+  add_library(capillary_${name} STATIC ${sources})
+  add_library(capillary::${name} ALIAS capillary_${name})
+  set_target_properties(capillary_${name} PROPERTIES EXPORT_NAME ${name})
+  capillary_own_target(capillary_${name})
+  target_compile_features(capillary_${name} PUBLIC cxx_std_20)
+  target_include_directories(
+    capillary_${name} PUBLIC "$<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>"
+                             "$<INSTALL_INTERFACE:include>")
+  target_link_libraries(capillary_${name} PUBLIC ${arg_LIBS})
+endfunction()
+
+# capillary_tool_library(name SOURCES... [LIBS...]): static library of tools/, never installed.
+function(capillary_tool_library name)
+  cmake_parse_arguments(arg "" "" "SOURCES;LIBS" ${ARGN})
+  capillary_sources(sources ${arg_SOURCES})
+  add_library(${name} STATIC ${sources})
+  capillary_own_target(${name})
+  target_include_directories(${name} PUBLIC "${PROJECT_SOURCE_DIR}/tools")
+  target_link_libraries(${name} PUBLIC ${arg_LIBS})
+endfunction()
+
+# capillary_test(name source... [LIBS lib...] [WHOLE]): one GoogleTest executable, its cases known to CTest.
+# WHOLE registers the binary as one CTest test; for binaries with so many small cases that a process a case
+# would cost more than the cases do. Its cases are still counted one by one, through the XML it writes.
+function(capillary_test name)
+  cmake_parse_arguments(arg "WHOLE" "" "LIBS" ${ARGN})
+  capillary_sources(sources ${arg_UNPARSED_ARGUMENTS})
+  if(sources MATCHES "empty\\.cpp$")
+    return()
+  endif()
+  add_executable(${name} ${sources})
+  capillary_own_target(${name})
+  target_include_directories(${name} PRIVATE "${PROJECT_SOURCE_DIR}/tests")
+  target_link_libraries(${name} PRIVATE capillary::capillary ${arg_LIBS} GTest::gmock GTest::gtest_main)
+  if(arg_WHOLE)
+    add_test(NAME whole.${name}
+             COMMAND ${name} "--gtest_output=xml:${PROJECT_BINARY_DIR}/gtest/${name}.xml"
+             WORKING_DIRECTORY "${PROJECT_SOURCE_DIR}")
+  else()
+    gtest_discover_tests(${name} WORKING_DIRECTORY "${PROJECT_SOURCE_DIR}" DISCOVERY_MODE PRE_TEST
+                         DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT 600)
+  endif()
+endfunction()
+
+# capillary_fuzz(name source... [LIBS lib...]): a libFuzzer executable, only where CAPILLARY_FUZZ is on.
+function(capillary_fuzz name)
+  cmake_parse_arguments(arg "" "" "LIBS" ${ARGN})
+  capillary_sources(sources ${arg_UNPARSED_ARGUMENTS})
+  if(NOT CAPILLARY_FUZZ OR sources MATCHES "empty\\.cpp$")
+    return()
+  endif()
+  add_executable(${name} ${sources})
+  capillary_own_target(${name})
+  target_link_libraries(${name} PRIVATE capillary::core capillary::cpu ${arg_LIBS})
+  target_link_options(${name} PRIVATE -fsanitize=fuzzer)
+  set_property(GLOBAL APPEND PROPERTY capillary_fuzzers ${name})
+endfunction()
