@@ -107,7 +107,9 @@ struct PlanHeader {
   uint32_t split_rows;  // workspace rows a KV head needs
 
   float predicted_us;
-  uint32_t reserved[14];
+  uint32_t reserved0;
+  int64_t num_page_ids;  // entries of the page id array that the segments reach: the caller's has as many
+  uint32_t reserved[12];
 };
 
 struct ScheduleEntry {
