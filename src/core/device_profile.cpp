@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: MIT
+#include "capillary/device_profile.h"
+
+#include <cmath>
+#include <cstring>
+
+#include "capillary/error.h"
+#include "core/hash.h"
+
+namespace capillary {
+
+namespace {
+
+void require_positive(const char* field, double value) {
+  if (std::isfinite(value) && value > 0) return;
+  throw InvalidArgument(five_parts("validate_profile", field, "is " + std::to_string(value),
+                                   "be a finite number above zero",
+                                   "run `capillary calibrate` again or drop the profile"));
+}
+
+}  // namespace
+
+uint64_t DeviceProfile::hash() const {
+  Fnv1a hash;
+  hash.add(num_sms);
+  hash.add(l2_bytes);
+  hash.add(smem_bytes_per_cta);
+  for (const int32_t count : max_clusters) hash.add(count);
+  for (const double figure :
+       {hbm_gbps, hbm_gbps_per_cta, l2_gbps_per_cta, dsm_latency_us, cluster_barrier_us,
+        l2_merge_latency_us, matrix_tflops, narrow_tile_us, launch_us, job_start_us, item_start_us})
+    hash.add(figure);
+  for (const double rate : dsm_load_gbps_per_cta) hash.add(rate);
+  return hash.value();
+}
+
+const DeviceProfile& builtin_h200() {
+  static const DeviceProfile profile{};
+  return profile;
+}
+
+void validate_profile(const DeviceProfile& profile) {
+  require_positive("num_sms", profile.num_sms);
+  require_positive("l2_bytes", static_cast<double>(profile.l2_bytes));
+  require_positive("smem_bytes_per_cta", static_cast<double>(profile.smem_bytes_per_cta));
+  require_positive("max_clusters[1]", profile.max_clusters[0]);
+  for (int i = 0; i < kNumClusterSizes; ++i) {
+    const auto index = static_cast<size_t>(i);
+    const std::string size = std::to_string(1 << i);
+    const int64_t ctas = static_cast<int64_t>(profile.max_clusters[index]) << i;
+    if (profile.max_clusters[index] < 0 || ctas > profile.num_sms * 4ll)
+      throw InvalidArgument(five_parts("validate_profile", "max_clusters[" + size + "]",
+                                       "is " + std::to_string(profile.max_clusters[index]),
+                                       "fit the card's SMs (0: cannot be launched)",
+                                       "run `capillary calibrate` again or drop the profile"));
+    require_positive(("dsm_load_gbps_per_cta[" + size + "]").c_str(),
+                     profile.dsm_load_gbps_per_cta[index]);
+  }
+  require_positive("hbm_gbps", profile.hbm_gbps);
+  require_positive("hbm_gbps_per_cta", profile.hbm_gbps_per_cta);
+  require_positive("l2_gbps_per_cta", profile.l2_gbps_per_cta);
+  require_positive("dsm_latency_us", profile.dsm_latency_us);
+  require_positive("cluster_barrier_us", profile.cluster_barrier_us);
+  require_positive("l2_merge_latency_us", profile.l2_merge_latency_us);
+  require_positive("matrix_tflops", profile.matrix_tflops);
+  require_positive("narrow_tile_us", profile.narrow_tile_us);
+  require_positive("launch_us", profile.launch_us);
+  require_positive("job_start_us", profile.job_start_us);
+  require_positive("item_start_us", profile.item_start_us);
+}
+
+}  // namespace capillary

@@ -1,0 +1,266 @@
+// SPDX-License-Identifier: MIT
+// PlanBuilder, second half: who merges which rows, which cluster runs which job, and the blob itself.
+#include <algorithm>
+#include <cstring>
+
+#include "capillary/error.h"
+#include "core/hash.h"
+#include "core/plan_builder.h"
+
+namespace capillary {
+
+bool PlanBuilder::same_entries(int32_t query_a, int32_t query_b) const {
+  if (finished_[static_cast<size_t>(query_b)] != 0) return false;
+  const int32_t shift = (query_b - query_a) * group_size_;
+  int32_t a = entry_head_[static_cast<size_t>(query_a)];
+  int32_t b = entry_head_[static_cast<size_t>(query_b)];
+  for (; a >= 0 && b >= 0;
+       a = entries_[static_cast<size_t>(a)].next, b = entries_[static_cast<size_t>(b)].next) {
+    const Entry& entry_a = entries_[static_cast<size_t>(a)];
+    const Entry& entry_b = entries_[static_cast<size_t>(b)];
+    if (entry_a.run != entry_b.run || entry_b.slot - entry_a.slot != shift) return false;
+  }
+  return a < 0 && b < 0;
+}
+
+void PlanBuilder::emit_merges(const QueryGroup& group) {
+  placed_merges_.clear();  // (job of the group, merge); partials of a merge are (rank, slot) in run order
+  partials_scratch_.clear();
+  for (int32_t query = group.query_begin; query < group.query_end;) {
+    if (finished_[static_cast<size_t>(query)] != 0) {
+      ++query;
+      continue;
+    }
+    int32_t query_end = query + 1;
+    while (query_end < group.query_end && same_entries(query, query_end)) ++query_end;
+
+    Merge merge{};
+    merge.row_begin = static_cast<uint16_t>((query - group.query_begin) * group_size_);
+    merge.num_rows = static_cast<uint16_t>((query_end - query) * group_size_);
+    merge.destination = Destination::kOutput;
+    const size_t first = placed_merges_.size();
+    int32_t job = -1;
+    for (int32_t entry = entry_head_[static_cast<size_t>(query)]; entry >= 0;
+         entry = entries_[static_cast<size_t>(entry)].next) {
+      const Entry& e = entries_[static_cast<size_t>(entry)];
+      if (job != e.run / cluster_size_) {
+        job = e.run / cluster_size_;
+        merge.partial_begin = static_cast<uint32_t>(partials_scratch_.size());
+        placed_merges_.push_back({job, merge});
+      }
+      partials_scratch_.push_back({static_cast<uint16_t>(e.run % cluster_size_),
+                                   static_cast<uint16_t>(e.slot)});
+      placed_merges_.back().second.num_partials += 1;
+    }
+    if (job < 0) placed_merges_.push_back({0, merge});  // no key anywhere
+    const size_t num_parts = placed_merges_.size() - first;
+    if (num_parts > 1) {
+      for (size_t part = 0; part < num_parts; ++part) {
+        Merge& placed = placed_merges_[first + part].second;
+        placed.destination = Destination::kWorkspace;
+        placed.split = static_cast<uint32_t>(splits_.size());
+        placed.split_part = static_cast<uint16_t>(part);
+      }
+      splits_.push_back({split_row_count_, merge.num_rows, static_cast<uint16_t>(num_parts)});
+      split_row_count_ += static_cast<uint32_t>(num_parts) * merge.num_rows;
+      split_rows_ += static_cast<int64_t>(num_parts) * merge.num_rows;
+    }
+    query = query_end;
+  }
+  std::stable_sort(placed_merges_.begin(), placed_merges_.end(),
+                   [](const auto& a, const auto& b) { return a.first < b.first; });
+  size_t next = 0;
+  for (int32_t job = 0; job < num_group_jobs_; ++job) {
+    const size_t begin = next;
+    while (next < placed_merges_.size() && placed_merges_[next].first == job) ++next;
+    place_job_merges(job, std::span(placed_merges_).subspan(begin, next - begin));
+  }
+}
+
+void PlanBuilder::place_job_merges(int32_t job,
+                                   std::span<const std::pair<int32_t, Merge>> merges) {
+  // Merges of one rank's own slots stay there; the others are dealt out in equal shares of rows.
+  const auto home = [&](const Merge& merge) {
+    if (merge.num_partials == 0) return 0;
+    const Partial* partials = partials_scratch_.data() + merge.partial_begin;
+    for (uint32_t i = 1; i < merge.num_partials; ++i)
+      if (partials[i].rank != partials[0].rank) return -1;
+    return static_cast<int>(partials[0].rank);
+  };
+  int64_t shared_rows = 0;
+  const size_t job_index = static_cast<size_t>(first_job_ + job);
+  JobCost& cost = job_costs_[job_index];
+  for (const auto& [unused, merge] : merges) {
+    cost.partial_rows += static_cast<int64_t>(merge.num_rows) * merge.num_partials;
+    if (home(merge) >= 0) continue;
+    shared_rows += merge.num_rows;
+    exchange_rows_ += static_cast<int64_t>(merge.num_rows) * (merge.num_partials - 1);
+  }
+  cost.exchange = shared_rows > 0;
+  jobs_[job_index].needs_exchange = shared_rows > 0 ? 1 : 0;
+  for (int32_t rank = 0; rank < cluster_size_; ++rank) {
+    RankWork& work = rank_works_[job_index * static_cast<size_t>(cluster_size_) +
+                                 static_cast<size_t>(rank)];
+    work.merge_begin = static_cast<uint32_t>(merges_.size());
+    const int64_t share_begin = shared_rows * rank / cluster_size_;
+    const int64_t share_end = shared_rows * (rank + 1) / cluster_size_;
+    int64_t row = 0;  // of the shared rows
+    for (const auto& [unused, merge] : merges) {
+      const int owner = home(merge);
+      int64_t begin = 0, end = merge.num_rows;
+      if (owner < 0) {
+        begin = std::max<int64_t>(share_begin - row, 0);
+        end = std::min<int64_t>(share_end - row, merge.num_rows);
+        row += merge.num_rows;
+      }
+      if ((owner >= 0 && owner != rank) || begin >= end) continue;
+      Merge placed = merge;
+      placed.row_begin = static_cast<uint16_t>(merge.row_begin + begin);
+      placed.num_rows = static_cast<uint16_t>(end - begin);
+      placed.split_row = static_cast<uint16_t>(begin);
+      placed.partial_begin = static_cast<uint32_t>(partials_.size());
+      for (uint32_t i = 0; i < merge.num_partials; ++i) {
+        const Partial& partial = partials_scratch_[merge.partial_begin + i];
+        partials_.push_back({partial.rank, static_cast<uint16_t>(partial.slot + begin)});
+      }
+      merges_.push_back(placed);
+    }
+    work.num_merges = static_cast<uint32_t>(merges_.size()) - work.merge_begin;
+  }
+}
+
+void PlanBuilder::schedule() {
+  const auto num_heads = static_cast<uint32_t>(model_.shape().num_kv_heads);
+  const auto num_jobs = static_cast<uint32_t>(jobs_.size());
+  const uint32_t total = num_jobs * num_heads;
+  num_clusters_ = static_cast<int32_t>(std::min<uint32_t>(static_cast<uint32_t>(max_clusters_), total));
+  const auto clusters = static_cast<uint32_t>(num_clusters_);
+  order_.resize(num_jobs);
+  double shortest = 1e30, longest = 0;
+  for (uint32_t job = 0; job < num_jobs; ++job) {
+    order_[job] = job;
+    shortest = std::min(shortest, job_costs_[job].us);
+    longest = std::max(longest, job_costs_[job].us);
+  }
+  const bool equal = longest <= shortest * 1.03;
+  if (!equal)
+    std::stable_sort(order_.begin(), order_.end(), [&](uint32_t a, uint32_t b) {
+      return job_costs_[a].us > job_costs_[b].us;
+    });
+  // Longest first on the least loaded cluster; neighbours in leaf order start together, so that an ancestor
+  // they both read is still in L2 for the second.
+  assigned_.resize(total);
+  schedule_begin_.assign(clusters + 1, 0);
+  heap_.clear();
+  for (uint32_t cluster = 0; cluster < clusters; ++cluster) heap_.push_back({0.0, cluster});
+  const auto later = [](const std::pair<double, uint32_t>& a, const std::pair<double, uint32_t>& b) {
+    return a > b;
+  };
+  uint32_t entry = 0;
+  for (const uint32_t job : order_) {
+    for (uint32_t head = 0; head < num_heads; ++head, ++entry) {
+      uint32_t cluster = clusters == 0 ? 0 : entry % clusters;
+      if (!equal) {
+        std::pop_heap(heap_.begin(), heap_.end(), later);
+        cluster = heap_.back().second;
+        heap_.back().first += job_costs_[job].us + model_.profile().job_start_us;
+        std::push_heap(heap_.begin(), heap_.end(), later);
+      }
+      assigned_[entry] = cluster;
+      schedule_begin_[cluster + 1] += 1;
+    }
+  }
+  for (uint32_t cluster = 0; cluster < clusters; ++cluster)
+    schedule_begin_[cluster + 1] += schedule_begin_[cluster];
+  schedule_.resize(total);
+  cursor_.assign(schedule_begin_.begin(), schedule_begin_.end());
+  entry = 0;
+  for (const uint32_t job : order_)
+    for (uint32_t head = 0; head < num_heads; ++head, ++entry)
+      schedule_[cursor_[assigned_[entry]]++] = {job, head};
+}
+
+namespace {
+
+class BlobWriter {
+ public:
+  explicit BlobWriter(std::vector<uint64_t>* words) : words_(words) {
+    words_->clear();
+    words_->resize(sizeof(PlanHeader) / 8);
+  }
+  template <class T>
+  uint32_t append(std::span<const T> array) {
+    const size_t offset = words_->size() * 8;
+    words_->resize(words_->size() + (array.size_bytes() + 15) / 16 * 2);
+    if (!array.empty())
+      std::memcpy(reinterpret_cast<char*>(words_->data()) + offset, array.data(),
+                  array.size_bytes());
+    return static_cast<uint32_t>(offset);
+  }
+
+ private:
+  std::vector<uint64_t>* words_;
+};
+
+}  // namespace
+
+void PlanBuilder::assemble(uint64_t profile_hash, double predicted_us,
+                           std::vector<uint64_t>* words) const {
+  const ModelShape& shape = model_.shape();
+  PlanHeader header{};
+  header.magic = kPlanMagic;
+  header.version = kPlanVersion;
+  header.profile_hash = profile_hash;
+  header.mode = static_cast<uint32_t>(mode_ == Mode::kFlat       ? PlanMode::kFlat
+                                      : mode_ == Mode::kSharedL2 ? PlanMode::kSharedL2
+                                                                 : PlanMode::kAuto);
+  header.num_requests = forest_->num_requests();
+  header.num_queries = forest_->num_requests();
+  header.num_q_heads = shape.num_q_heads;
+  header.num_kv_heads = shape.num_kv_heads;
+  header.head_dim = shape.head_dim;
+  header.head_dim_v = shape.v_dim();
+  header.page_size = forest_->page_size();
+  header.unique_tokens = forest_->unique_tokens();
+  header.flat_tokens = forest_->flat_tokens();
+  header.cluster_size = cluster_size_;
+  header.num_clusters = num_clusters_;
+  header.num_streams = table_.num_streams;
+  header.max_slots = max_slots_;
+  header.window_left = -1;
+  BlobWriter writer(words);
+  header.query_order_offset = writer.append(forest_->leaf_order());
+  header.schedule_begin_offset = writer.append(std::span<const uint32_t>(schedule_begin_));
+  header.schedule_offset = writer.append(std::span<const ScheduleEntry>(schedule_));
+  header.num_scheduled = static_cast<uint32_t>(schedule_.size());
+  header.jobs_offset = writer.append(std::span<const Job>(jobs_));
+  header.num_jobs = static_cast<uint32_t>(jobs_.size());
+  header.rank_works_offset = writer.append(std::span<const RankWork>(rank_works_));
+  header.phases_offset = writer.append(std::span<const Phase>(phases_));
+  header.num_phases = static_cast<uint32_t>(phases_.size());
+  header.items_offset = writer.append(std::span<const WorkItem>(items_));
+  header.num_items = static_cast<uint32_t>(items_.size());
+  header.segments_offset = writer.append(std::span<const Segment>(segments_));
+  header.num_segments = static_cast<uint32_t>(segments_.size());
+  header.merges_offset = writer.append(std::span<const Merge>(merges_));
+  header.num_merges = static_cast<uint32_t>(merges_.size());
+  header.partials_offset = writer.append(std::span<const Partial>(partials_));
+  header.num_partials = static_cast<uint32_t>(partials_.size());
+  header.splits_offset = writer.append(std::span<const Split>(splits_));
+  header.num_splits = static_cast<uint32_t>(splits_.size());
+  header.split_rows = split_row_count_;
+  header.num_page_ids = num_page_ids_;
+  header.predicted_us = static_cast<float>(predicted_us);
+  const size_t total_bytes = words->size() * 8;
+  if (total_bytes > UINT32_MAX)
+    throw UnsupportedConfig(five_parts("Planner::plan", "batch",
+                                       "needs a plan of " + std::to_string(total_bytes) + " bytes",
+                                       "fit 4 GiB", "plan fewer requests a step"));
+  header.total_bytes = static_cast<uint32_t>(total_bytes);
+  Fnv1a hash;
+  hash.add_words(words->data() + sizeof(PlanHeader) / 8, words->size() - sizeof(PlanHeader) / 8);
+  header.content_hash = hash.value();
+  std::memcpy(words->data(), &header, sizeof header);
+}
+
+}  // namespace capillary

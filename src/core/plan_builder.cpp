@@ -1,0 +1,379 @@
+// SPDX-License-Identifier: MIT
+// PlanBuilder, first half: from a query group to runs of work (one run = one rank of one job) and their items.
+//
+// The work of a group is one line: its shared nodes and leaves in depth-first order. The line is cut into
+// equal-cost runs. Inside a run every row has one slot; the items of a path accumulate into it from phase
+// to phase (init_slot == dest_slot), so a path that stays inside a run needs no exchange.
+#include "core/plan_builder.h"
+
+#include <algorithm>
+#include <climits>
+
+namespace capillary {
+
+namespace {
+constexpr int32_t kLeafDepth = INT_MAX;
+// A stream is not cut for less than this many tiles: the extra partial would cost more than it balances.
+constexpr int32_t kMinStreamPiece = 2;
+// A run may be this much too long or short if that puts its end between two elements.
+constexpr double kSnap = 0.04;
+}  // namespace
+
+PlanBuilder::PlanBuilder(const CostModel& model)
+    : model_(model),
+      group_size_(model.shape().group_size()),
+      table_(tile_table(std::max(model.shape().head_dim, model.shape().v_dim()))) {}
+
+void PlanBuilder::build(const BuildRequest& request) {
+  forest_ = request.forest;
+  mode_ = request.mode;
+  cluster_size_ = request.cluster_size;
+  max_clusters_ = request.max_clusters;
+  jobs_.clear(), rank_works_.clear(), phases_.clear(), items_.clear(), segments_.clear();
+  merges_.clear(), partials_.clear(), splits_.clear(), job_costs_.clear();
+  max_slots_ = 0, num_page_ids_ = 0, split_row_count_ = 0, planned_tiles_ = 0, exchange_rows_ = 0, split_rows_ = 0;
+
+  const auto num_requests = static_cast<size_t>(forest_->num_requests());
+  const auto nodes = forest_->nodes();
+  element_of_node_.resize(nodes.size());
+  for (auto* marks : {&last_run_, &emitted_run_, &entry_head_, &entry_tail_})
+    marks->assign(num_requests, -1);
+  runs_of_query_.assign(num_requests, 0);
+  finished_.assign(num_requests, 0);
+  first_node_at_.resize(num_requests + 1);
+  size_t node = 0;
+  for (size_t position = 0; position <= num_requests; ++position) {
+    while (node < nodes.size() && nodes[node].request_begin < static_cast<int32_t>(position)) ++node;
+    first_node_at_[position] = static_cast<int32_t>(node);
+  }
+
+  for (const QueryGroup& group : request.groups) {
+    first_job_ = static_cast<int32_t>(jobs_.size());
+    num_group_jobs_ = group.num_jobs;
+    elements_.clear(), element_segments_.clear(), entries_.clear();
+    if (mode_ == Mode::kFlat)
+      collect_flat_elements(group);
+    else
+      collect_elements(group);
+    cut_into_runs(group);
+    const int32_t num_runs = num_group_jobs_ * cluster_size_;
+    rank_works_.resize(rank_works_.size() + static_cast<size_t>(num_runs));
+    for (int32_t job = 0; job < num_group_jobs_; ++job) {
+      jobs_.push_back({group.query_begin, group.query_end - group.query_begin, 0, 0});
+      job_costs_.push_back({0, 0, false});
+    }
+    for (int32_t run = 0; run < num_runs; ++run) emit_run(run);
+    emit_merges(group);
+  }
+  schedule();
+}
+
+void PlanBuilder::finish_element(Element* element) const {
+  const int32_t num_rows = rows(*element);
+  element->wide = num_rows > kMaxNarrowRows;
+  const int active = cluster_size_ * max_clusters_;
+  element->tile_us = std::max(model_.hbm_tile_us(active),
+                              model_.compute_tile_us(num_rows, element->wide));
+}
+
+void PlanBuilder::collect_elements(const QueryGroup& group) {
+  const auto nodes = forest_->nodes();
+  // The group's part of the forest in preorder: the first query's path, then all nodes that begin later.
+  path_.clear();
+  for (int32_t node = forest_->request_node()[static_cast<size_t>(group.query_begin)]; node >= 0;
+       node = nodes[static_cast<size_t>(node)].parent)
+    path_.push_back(node);
+  std::reverse(path_.begin(), path_.end());
+  const int32_t later_begin = first_node_at_[static_cast<size_t>(group.query_begin) + 1];
+  const int32_t later_end = first_node_at_[static_cast<size_t>(group.query_end)];
+  const auto count = static_cast<int32_t>(path_.size()) + std::max(later_end - later_begin, 0);
+  for (int32_t i = 0; i < count; ++i) {
+    const auto on_path = static_cast<int32_t>(path_.size());
+    const int32_t index = i < on_path ? path_[static_cast<size_t>(i)] : later_begin + i - on_path;
+    const ForestNode& node = nodes[static_cast<size_t>(index)];
+    const int32_t begin = std::max(node.request_begin, group.query_begin);
+    const int32_t end = std::min(node.request_end, group.query_end);
+    const int32_t tiles = (node.num_tokens + kTileTokens - 1) / kTileTokens;
+    const int32_t above = node.parent < 0 ? -1 : element_of_node_[static_cast<size_t>(node.parent)];
+    element_segments_.push_back({node.page_offset, 0, node.num_tokens, node.token_begin, 0});
+    if (above >= 0) {
+      Element& parent = elements_[static_cast<size_t>(above)];
+      if (parent.query_begin == begin && parent.query_end == end) {
+        // The same queries see both: one element walks both nodes.
+        parent.num_segments += 1;
+        parent.tiles += tiles;
+        element_of_node_[static_cast<size_t>(index)] = above;
+        continue;
+      }
+    }
+    const int32_t depth = above < 0 ? 0 : elements_[static_cast<size_t>(above)].depth + 1;
+    element_of_node_[static_cast<size_t>(index)] = static_cast<int32_t>(elements_.size());
+    elements_.push_back({begin, end, end - begin == 1 ? kLeafDepth : depth,
+                         static_cast<uint32_t>(element_segments_.size() - 1), 1, tiles, false, 0});
+  }
+  for (Element& element : elements_) finish_element(&element);
+}
+
+void PlanBuilder::collect_flat_elements(const QueryGroup& group) {
+  const auto nodes = forest_->nodes();
+  for (int32_t query = group.query_begin; query < group.query_end; ++query) {
+    path_.clear();
+    for (int32_t node = forest_->request_node()[static_cast<size_t>(query)]; node >= 0;
+         node = nodes[static_cast<size_t>(node)].parent)
+      path_.push_back(node);
+    if (path_.empty()) continue;
+    Element element{query, query + 1, kLeafDepth, static_cast<uint32_t>(element_segments_.size()),
+                    static_cast<uint32_t>(path_.size()), 0, false, 0};
+    for (size_t i = path_.size(); i-- > 0;) {
+      const ForestNode& node = nodes[static_cast<size_t>(path_[i])];
+      element_segments_.push_back({node.page_offset, 0, node.num_tokens, node.token_begin, 0});
+      element.tiles += (node.num_tokens + kTileTokens - 1) / kTileTokens;
+    }
+    finish_element(&element);
+    elements_.push_back(element);
+  }
+}
+
+void PlanBuilder::cut_into_runs(const QueryGroup& group) {
+  (void)group;
+  const int32_t num_runs = num_group_jobs_ * cluster_size_;
+  double total = 0;
+  for (const Element& element : elements_) {
+    total += element.tiles * element.tile_us;
+    planned_tiles_ += element.tiles;
+  }
+  const double run_us = total / num_runs;
+  parts_.clear();
+  run_begin_.assign(1, 0);
+  run_us_.assign(static_cast<size_t>(num_runs), 0);
+  double done = 0;  // cost of everything placed
+  int32_t run = 0;
+  const auto mark = [&](const Element& element) {
+    for (int32_t query = element.query_begin; query < element.query_end; ++query) {
+      const auto index = static_cast<size_t>(query);
+      if (last_run_[index] == run) continue;
+      last_run_[index] = run;
+      runs_of_query_[index] += 1;
+    }
+  };
+  const auto close_run = [&] {
+    run_begin_.push_back(static_cast<uint32_t>(parts_.size()));
+    ++run;
+  };
+  for (uint32_t index = 0; index < elements_.size(); ++index) {
+    const Element& element = elements_[index];
+    const int32_t grain = element.wide ? kWideTiles : 1;
+    int32_t tile = 0;
+    while (tile < element.tiles) {
+      const double room = (run + 1) * run_us - done;
+      const double left = (element.tiles - tile) * element.tile_us;
+      int32_t take = element.tiles - tile;
+      if (run + 1 < num_runs && left > room + kSnap * run_us) {
+        take = static_cast<int32_t>(room / element.tile_us / grain + 0.5) * grain;
+        const bool run_has_work = parts_.size() > run_begin_.back();
+        if (room < kSnap * run_us || take <= 0) {
+          if (run_has_work || take <= 0) {
+            close_run();
+            continue;
+          }
+        }
+        take = std::clamp(take, 1, element.tiles - tile);
+      }
+      parts_.push_back({index, tile, tile + take});
+      mark(element);
+      run_us_[static_cast<size_t>(run)] += take * element.tile_us;
+      done += take * element.tile_us;
+      tile += take;
+    }
+  }
+  while (run < num_runs) close_run();
+  // last_run_ counts runs of one group; the next group has other queries, so no reset is needed.
+}
+
+void PlanBuilder::emit_run(int32_t run) {
+  const auto work = (static_cast<size_t>(first_job_) * static_cast<size_t>(cluster_size_)) +
+                    static_cast<size_t>(run);
+  rank_works_[work] = {static_cast<uint32_t>(phases_.size()), 0, 0, 0};
+  const std::span<const Part> parts(parts_.data() + run_begin_[static_cast<size_t>(run)],
+                                    parts_.data() + run_begin_[static_cast<size_t>(run) + 1]);
+  if (parts.empty()) return;
+  int32_t query_min = INT_MAX, query_max = 0;
+  for (const Part& part : parts) {
+    query_min = std::min(query_min, elements_[part.element].query_begin);
+    query_max = std::max(query_max, elements_[part.element].query_end);
+  }
+  slot_base_query_ = query_min;
+  main_slots_ = (query_max - query_min) * group_size_;
+  next_extra_slot_ = main_slots_;
+
+  phase_parts_.assign(parts.begin(), parts.end());
+  // By depth, wide before narrow; one query's own keys last: they may start from any shared partial.
+  const auto key = [&](const Part& part) {
+    const Element& element = elements_[part.element];
+    return std::pair(element.depth, element.wide ? 0 : 1);
+  };
+  std::stable_sort(phase_parts_.begin(), phase_parts_.end(),
+                   [&](const Part& a, const Part& b) { return key(a) < key(b); });
+  for (size_t begin = 0; begin < phase_parts_.size();) {
+    size_t end = begin + 1;
+    while (end < phase_parts_.size() && key(phase_parts_[end]) == key(phase_parts_[begin])) ++end;
+    const std::span<const Part> phase(phase_parts_.data() + begin, end - begin);
+    if (elements_[phase[0].element].wide)
+      emit_wide_phase(phase, run);
+    else
+      emit_narrow_phase(phase, run);
+    begin = end;
+  }
+  rank_works_[work].num_phases =
+      static_cast<uint32_t>(phases_.size()) - rank_works_[work].phase_begin;
+  max_slots_ = std::max(max_slots_, next_extra_slot_);
+  JobCost& cost = job_costs_[static_cast<size_t>(first_job_ + run / cluster_size_)];
+  cost.us = std::max(cost.us, run_us_[static_cast<size_t>(run)] +
+                                  rank_works_[work].num_phases * model_.profile().item_start_us);
+}
+
+WorkItem PlanBuilder::make_item(const Part& part, int32_t run) {
+  const Element& element = elements_[part.element];
+  WorkItem item{};
+  item.row_begin = static_cast<uint16_t>((element.query_begin -
+                                          jobs_[static_cast<size_t>(first_job_)].query_begin) *
+                                         group_size_);
+  item.num_rows = static_cast<uint16_t>(rows(element));
+  const auto slot =
+      static_cast<int16_t>((element.query_begin - slot_base_query_) * group_size_);
+  // Either an ancestor's part ran in this run, then for all of this element's queries, or none did.
+  const bool started = emitted_run_[static_cast<size_t>(element.query_begin)] == run;
+  item.init_slot = started ? slot : kNoSlot;
+  item.dest_slot = slot;
+  const bool complete = element.depth == kLeafDepth &&
+                        runs_of_query_[static_cast<size_t>(element.query_begin)] == 1;
+  item.destination = complete ? Destination::kOutput : Destination::kSlot;
+  append_segments(element, part.tile_begin, part.tile_end, &item);
+  return item;
+}
+
+void PlanBuilder::append_segments(const Element& element, int32_t tile_begin, int32_t tile_end,
+                                  WorkItem* item) {
+  item->segment_begin = static_cast<uint32_t>(segments_.size());
+  item->num_tiles = static_cast<uint32_t>(tile_end - tile_begin);
+  const int32_t page_size = forest_->page_size();
+  int32_t first_tile = 0;
+  for (uint32_t i = 0; i < element.num_segments && first_tile < tile_end; ++i) {
+    const Segment& whole = element_segments_[element.segment_begin + i];
+    const int32_t tiles = (whole.num_tokens + kTileTokens - 1) / kTileTokens;
+    const int32_t begin = std::max(tile_begin - first_tile, 0) * kTileTokens;
+    const int32_t end = std::min((tile_end - first_tile) * kTileTokens, whole.num_tokens);
+    if (begin < end) {
+      const int32_t offset = whole.token_begin + begin;
+      const int64_t last_page = whole.page_offset + (whole.token_begin + end - 1) / page_size;
+      num_page_ids_ = std::max(num_page_ids_, last_page + 1);
+      segments_.push_back({whole.page_offset + offset / page_size, offset % page_size, end - begin,
+                           whole.logical_begin + begin, 0});
+    }
+    first_tile += tiles;
+  }
+  item->num_segments = static_cast<uint16_t>(segments_.size() - item->segment_begin);
+}
+
+void PlanBuilder::add_entry(int32_t query, int32_t run, int32_t slot) {
+  const auto index = static_cast<size_t>(query);
+  const auto entry = static_cast<int32_t>(entries_.size());
+  entries_.push_back({run, slot, -1});
+  if (entry_head_[index] < 0)
+    entry_head_[index] = entry;
+  else
+    entries_[static_cast<size_t>(entry_tail_[index])].next = entry;
+  entry_tail_[index] = entry;
+}
+
+void PlanBuilder::emit_wide_phase(std::span<const Part> parts, int32_t run) {
+  Phase phase{};
+  phase.kind = PhaseKind::kWide;
+  phase.item_begin = static_cast<uint32_t>(items_.size());
+  phase.num_items = static_cast<uint32_t>(parts.size());
+  for (const Part& part : parts) {
+    const Element& element = elements_[part.element];
+    const WorkItem item = make_item(part, run);
+    for (int32_t query = element.query_begin; query < element.query_end; ++query) {
+      const auto index = static_cast<size_t>(query);
+      if (item.destination == Destination::kOutput) finished_[index] = 1;
+      if (emitted_run_[index] == run) continue;
+      emitted_run_[index] = run;
+      if (item.destination == Destination::kSlot)
+        add_entry(query, run, (query - slot_base_query_) * group_size_);
+    }
+    phase.stream_tiles[0] += (item.num_tiles + kWideTiles - 1) / kWideTiles * kWideTiles;
+    items_.push_back(item);
+  }
+  phases_.push_back(phase);
+}
+
+void PlanBuilder::emit_narrow_phase(std::span<const Part> parts, int32_t run) {
+  Phase phase{};
+  phase.kind = PhaseKind::kNarrow;
+  phase.item_begin = static_cast<uint32_t>(items_.size());
+  int32_t left = 0;  // tiles not yet given to a stream
+  for (const Part& part : parts) left += part.tile_end - part.tile_begin;
+  int32_t stream = 0;
+  int32_t room = (left + table_.num_streams - 1) / table_.num_streams;
+  const auto next_stream = [&] {
+    if (stream + 1 >= table_.num_streams) return;
+    ++stream;
+    const int32_t streams_left = table_.num_streams - stream;
+    room = (left + streams_left - 1) / streams_left;
+  };
+  const auto place = [&](const WorkItem& item) {
+    items_.push_back(item);
+    phase.stream_items[stream] = static_cast<uint16_t>(phase.stream_items[stream] + 1);
+    phase.stream_tiles[stream] += item.num_tiles;
+    phase.num_items += 1;
+    left -= static_cast<int32_t>(item.num_tiles);
+    room -= static_cast<int32_t>(item.num_tiles);
+  };
+  for (const Part& part : parts) {
+    const Element& element = elements_[part.element];
+    const int32_t num_rows = rows(element);
+    int32_t tile = part.tile_begin;
+    bool cut = false;
+    while (tile < part.tile_end) {
+      const int32_t tiles = part.tile_end - tile;
+      const bool last_stream = stream + 1 >= table_.num_streams;
+      int32_t take = tiles;
+      if (!last_stream && tiles > room) {
+        const bool worth = room >= kMinStreamPiece && tiles - room >= kMinStreamPiece;
+        if (worth && next_extra_slot_ + num_rows <= table_.num_slots) {
+          take = room;
+        } else if (room * 2 < tiles && phase.stream_items[stream] > 0) {
+          next_stream();
+          continue;
+        }
+      }
+      WorkItem item = make_item({part.element, tile, tile + take}, run);
+      if (take < tiles) cut = true;
+      if (cut) item.destination = Destination::kSlot;
+      const bool first_piece = tile == part.tile_begin;
+      if (!first_piece) {
+        // Another warp works on the same rows at the same time: it needs slots of its own.
+        item.init_slot = kNoSlot;
+        item.dest_slot = static_cast<int16_t>(next_extra_slot_);
+        next_extra_slot_ += num_rows;
+      }
+      for (int32_t query = element.query_begin; query < element.query_end; ++query) {
+        const auto index = static_cast<size_t>(query);
+        if (item.destination == Destination::kOutput) finished_[index] = 1;
+        if (first_piece && emitted_run_[index] == run) continue;  // accumulates into a known slot
+        if (item.destination == Destination::kSlot)
+          add_entry(query, run,
+                    item.dest_slot + (query - element.query_begin) * group_size_);
+      }
+      place(item);
+      tile += take;
+      if (room <= 0) next_stream();
+    }
+    for (int32_t query = element.query_begin; query < element.query_end; ++query)
+      emitted_run_[static_cast<size_t>(query)] = run;
+  }
+  phases_.push_back(phase);
+}
+
+}  // namespace capillary

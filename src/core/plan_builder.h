@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: MIT
+// PlanBuilder: turns a grouping (which queries sit together, in how many jobs) into the plan's arrays.
+// The planner decides, the builder lays out. Every vector is reused, so a warm builder does not allocate.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "capillary/plan.h"
+#include "core/cost_model.h"
+#include "shared/plan_layout.h"
+
+namespace capillary {
+
+// Queries [query_begin, query_end) in leaf order, their work cut into num_jobs jobs.
+struct QueryGroup {
+  int32_t query_begin;
+  int32_t query_end;
+  int32_t num_jobs;
+};
+
+struct BuildRequest {
+  const PrefixForest* forest;
+  Mode mode;
+  int32_t cluster_size;
+  int32_t max_clusters;
+  std::span<const QueryGroup> groups;
+};
+
+class PlanBuilder {
+ public:
+  explicit PlanBuilder(const CostModel& model);
+
+  // Lays the whole plan out; then assemble() copies it into one blob.
+  void build(const BuildRequest& request);
+  void assemble(uint64_t profile_hash, double predicted_us, std::vector<uint64_t>* words) const;
+
+  // What the cost model needs to predict the step, per job of one KV head.
+  struct JobCost {
+    double us;             // the longest rank's items
+    int64_t partial_rows;  // rows read in merges
+    bool exchange;
+  };
+  std::span<const JobCost> job_costs() const { return job_costs_; }
+  int64_t planned_tiles() const { return planned_tiles_; }    // tiles loaded, per KV head
+  int64_t exchange_rows() const { return exchange_rows_; }    // partial rows read from peers
+  int64_t split_rows() const { return split_rows_; }          // partial rows through the workspace
+  int32_t num_clusters() const { return num_clusters_; }
+
+ private:
+  // A run of segments that exactly the queries [query_begin, query_end) of the group share.
+  struct Element {
+    int32_t query_begin, query_end;
+    int32_t depth;  // of its chain of elements; kLeafDepth for one query's own keys
+    uint32_t segment_begin, num_segments;
+    int32_t tiles;
+    bool wide;
+    double tile_us;
+  };
+  // Tiles [tile_begin, tile_end) of an element, done by one rank ("run" = job * cluster_size + rank).
+  struct Part {
+    uint32_t element;
+    int32_t tile_begin, tile_end;
+  };
+  // A slot that holds a partial of all rows of one query.
+  struct Entry {
+    int32_t run;
+    int32_t slot;
+    int32_t next;  // entry of the same query, -1
+  };
+
+  void collect_elements(const QueryGroup& group);
+  void collect_flat_elements(const QueryGroup& group);
+  void finish_element(Element* element) const;
+  void cut_into_runs(const QueryGroup& group);
+  void emit_run(int32_t run);
+  void emit_phases(int32_t run);
+  void emit_narrow_phase(std::span<const Part> parts, int32_t run);
+  void emit_wide_phase(std::span<const Part> parts, int32_t run);
+  WorkItem make_item(const Part& part, int32_t run);
+  void append_segments(const Element& element, int32_t tile_begin, int32_t tile_end,
+                       WorkItem* item);
+  void add_entry(int32_t query, int32_t run, int32_t slot);
+  void emit_merges(const QueryGroup& group);
+  void place_job_merges(int32_t job, std::span<const std::pair<int32_t, Merge>> merges);
+  bool same_entries(int32_t query_a, int32_t query_b) const;
+  void schedule();
+
+  int32_t rows(const Element& element) const {
+    return (element.query_end - element.query_begin) * group_size_;
+  }
+
+  CostModel model_;
+  int32_t group_size_;
+  TileTable table_;
+  const PrefixForest* forest_ = nullptr;
+  Mode mode_ = Mode::kAuto;
+  int32_t cluster_size_ = 1;
+  int32_t max_clusters_ = 1;
+  int32_t num_clusters_ = 1;
+
+  // Of the group in hand.
+  std::vector<Element> elements_;
+  std::vector<Segment> element_segments_;
+  std::vector<int32_t> element_of_node_;
+  std::vector<int32_t> first_node_at_;  // [num_requests + 1]: first node whose range begins there or later
+  std::vector<int32_t> path_;
+  std::vector<Part> parts_;
+  std::vector<uint32_t> run_begin_;  // into parts_, one more than runs
+  std::vector<Part> phase_parts_;
+  std::vector<int32_t> runs_of_query_;   // how many runs touch the query
+  std::vector<int32_t> last_run_;        // marks: last run that touched it
+  std::vector<int32_t> emitted_run_;     // marks: last run that emitted an item for it
+  std::vector<int32_t> entry_head_, entry_tail_;
+  std::vector<uint8_t> finished_;  // an item writes the query's output directly
+  std::vector<Entry> entries_;
+  std::vector<std::pair<int32_t, Merge>> placed_merges_;  // (job of the group, merge)
+  std::vector<Partial> partials_scratch_;
+  int32_t first_job_ = 0;      // of the group, in jobs_
+  int32_t num_group_jobs_ = 0;
+  int32_t slot_base_query_ = 0;  // query whose rows have slot 0 in the run in hand
+  int32_t main_slots_ = 0;
+  int32_t next_extra_slot_ = 0;
+
+  // Of the plan.
+  std::vector<uint32_t> schedule_begin_;
+  std::vector<ScheduleEntry> schedule_;
+  std::vector<Job> jobs_;
+  std::vector<RankWork> rank_works_;
+  std::vector<Phase> phases_;
+  std::vector<WorkItem> items_;
+  std::vector<Segment> segments_;
+  std::vector<Merge> merges_;
+  std::vector<Partial> partials_;
+  std::vector<Split> splits_;
+  std::vector<JobCost> job_costs_;
+  std::vector<double> run_us_;
+  std::vector<uint32_t> order_;
+  std::vector<std::pair<double, uint32_t>> heap_;
+  std::vector<uint32_t> assigned_;
+  std::vector<uint32_t> cursor_;
+  int32_t max_slots_ = 0;
+  int64_t num_page_ids_ = 0;
+  uint32_t split_row_count_ = 0;
+  int64_t planned_tiles_ = 0;
+  int64_t exchange_rows_ = 0;
+  int64_t split_rows_ = 0;
+};
+
+}  // namespace capillary
