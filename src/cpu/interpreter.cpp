@@ -1,0 +1,383 @@
+// SPDX-License-Identifier: MIT
+// decode_cpu: executes a plan blob the way the kernel does and so specifies it. A scheduled job has
+// cluster_size ranks; a rank runs its phases item by item and leaves partials in its slots; once all ranks
+// of the job are done its merges read those slots in partial order; rows split over jobs meet in the
+// workspace and are merged in part order at the end. Nothing depends on which thread does what, so the
+// same plan and tensors give the same bits with any number of threads.
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <limits>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "capillary/decode.h"
+#include "capillary/error.h"
+#include "cpu/attend.h"
+#include "cpu/parallel.h"
+#include "cpu/tensor_access.h"
+#include "shared/lse.h"
+#include "shared/plan_layout.h"
+
+namespace capillary {
+namespace {
+
+using cpu::element;
+
+constexpr float kPoison = std::numeric_limits<float>::quiet_NaN();
+
+// Partials of some rows: one (max, sum) pair and one output run a row.
+struct PartialBank {
+  PartialBank(int64_t num_rows, int64_t stride)
+      : out_stride(stride),
+        max(static_cast<size_t>(num_rows)),
+        sum(static_cast<size_t>(num_rows)),
+        out(static_cast<size_t>(num_rows * stride)) {}
+
+  // A slot that is read before it was written shows as NaN in the output.
+  void poison() {
+    std::fill(max.begin(), max.end(), kPoison);
+    std::fill(sum.begin(), sum.end(), kPoison);
+  }
+  float* out_row(int64_t row) { return out.data() + row * out_stride; }
+
+  int64_t out_stride;
+  std::vector<float> max, sum, out;
+};
+
+// One scheduled job in flight: the slots of all its ranks.
+struct JobRun {
+  std::atomic<uint32_t> ranks_left{0};
+  std::once_flag slots_ready;
+  std::unique_ptr<PartialBank> slots;
+};
+
+// What one thread needs for the item in hand.
+struct Worker {
+  explicit Worker(const PlanHeader& header, int64_t out_stride)
+      : q(static_cast<size_t>(kMaxJobRows) * static_cast<size_t>(header.head_dim)),
+        rows(kMaxJobRows, out_stride) {}
+
+  std::vector<float> q;
+  PartialBank rows;
+  const std::byte* k_tokens[cpu::kBlockTokens];
+  const std::byte* v_tokens[cpu::kBlockTokens];
+};
+
+class Interpreter {
+ public:
+  Interpreter(const Plan& plan, const DecodeTensors& tensors, const DecodeOptions& options)
+      : plan_(plan.data()),
+        header_(plan_.header()),
+        tensors_(tensors),
+        group_size_(header_.num_q_heads / std::max(1, header_.num_kv_heads)),
+        out_stride_((header_.head_dim_v + 15) / 16 * 16),
+        page_ids_(static_cast<const int32_t*>(tensors.page_ids.data)),
+        num_threads_(options.num_threads) {
+    const float scale = options.softmax_scale != 0.0f
+                            ? options.softmax_scale
+                            : 1.0f / std::sqrt(static_cast<float>(header_.head_dim));
+    q_scale_ = scale * kLog2E;
+  }
+
+  void run();
+
+ private:
+  void run_rank(uint32_t scheduled, uint32_t rank, Worker& worker);
+  void run_item(const Job& job, const WorkItem& item, uint32_t kv_head, PartialBank& slots,
+                int64_t first_slot, Worker& worker);
+  void load_queries(const Job& job, const WorkItem& item, uint32_t kv_head, Worker& worker) const;
+  void attend_segments(const WorkItem& item, uint32_t kv_head, const cpu::AttendRows& rows,
+                       Worker& worker) const;
+  void run_merges(uint32_t scheduled, PartialBank& slots, PartialBank& scratch);
+  void finish_split(const Split& split, uint32_t kv_head, PartialBank& scratch);
+  static void merge_row(PartialBank& into, int64_t into_row, PartialBank& from, int64_t from_row,
+                        int64_t head_dim_v);
+  void write_output(int64_t target, const float* out, float max, float sum) const;
+  void give_slots_back(std::unique_ptr<PartialBank> slots);
+  std::unique_ptr<PartialBank> take_slots();
+
+  // Row of q, out and lse (query * num_q_heads + head) of a job's row.
+  int64_t target_of(const Job& job, int32_t row, uint32_t kv_head) const {
+    const int64_t query = plan_.query_order()[job.query_begin + row / group_size_];
+    return query * header_.num_q_heads + kv_head * group_size_ + row % group_size_;
+  }
+  int64_t workspace_row(const Split& split, uint32_t kv_head, int32_t part, int32_t row) const {
+    return static_cast<int64_t>(kv_head) * header_.split_rows + split.split_row_begin +
+           static_cast<int64_t>(part) * split.num_rows + row;
+  }
+
+  PlanView plan_;
+  const PlanHeader& header_;
+  const DecodeTensors& tensors_;
+  int32_t group_size_;
+  int64_t out_stride_;
+  const int32_t* page_ids_;
+  int32_t num_threads_;
+  float q_scale_;
+
+  std::vector<std::unique_ptr<Worker>> workers_;
+  std::unique_ptr<JobRun[]> runs_;
+  std::mutex idle_slots_mutex_;
+  std::vector<std::unique_ptr<PartialBank>> idle_slots_;
+  std::unique_ptr<PartialBank> workspace_;  // rows split over jobs, [num_kv_heads][split_rows]
+  std::vector<int64_t> workspace_target_;   // where a workspace row ends up
+};
+
+void Interpreter::run() {
+  const int64_t cluster_size = header_.cluster_size;
+  const int64_t num_tasks = header_.num_scheduled * cluster_size;
+  const int64_t workspace_rows = static_cast<int64_t>(header_.num_kv_heads) * header_.split_rows;
+  workspace_ = std::make_unique<PartialBank>(workspace_rows, out_stride_);
+  workspace_->poison();
+  workspace_target_.assign(static_cast<size_t>(workspace_rows), -1);
+  runs_ = std::make_unique<JobRun[]>(header_.num_scheduled);
+  for (uint32_t i = 0; i < header_.num_scheduled; ++i)
+    runs_[i].ranks_left = static_cast<uint32_t>(cluster_size);
+
+  const int32_t num_threads = cpu::resolve_threads(num_threads_, num_tasks);
+  for (int32_t i = 0; i < num_threads; ++i)
+    workers_.push_back(std::make_unique<Worker>(header_, out_stride_));
+  cpu::parallel_for(num_tasks, num_threads, [&](int64_t task, int32_t worker) {
+    run_rank(static_cast<uint32_t>(task / cluster_size), static_cast<uint32_t>(task % cluster_size),
+             *workers_[static_cast<size_t>(worker)]);
+  });
+  const int64_t num_splits = static_cast<int64_t>(header_.num_splits) * header_.num_kv_heads;
+  cpu::parallel_for(num_splits, std::min<int32_t>(num_threads, static_cast<int32_t>(num_splits)),
+                    [&](int64_t task, int32_t worker) {
+                      finish_split(plan_.splits()[task / header_.num_kv_heads],
+                                   static_cast<uint32_t>(task % header_.num_kv_heads),
+                                   workers_[static_cast<size_t>(worker)]->rows);
+                    });
+}
+
+std::unique_ptr<PartialBank> Interpreter::take_slots() {
+  std::unique_ptr<PartialBank> slots;
+  {
+    const std::lock_guard lock(idle_slots_mutex_);
+    if (!idle_slots_.empty()) {
+      slots = std::move(idle_slots_.back());
+      idle_slots_.pop_back();
+    }
+  }
+  if (!slots) {
+    slots = std::make_unique<PartialBank>(
+        static_cast<int64_t>(header_.max_slots) * header_.cluster_size, out_stride_);
+  }
+  slots->poison();
+  return slots;
+}
+
+void Interpreter::give_slots_back(std::unique_ptr<PartialBank> slots) {
+  const std::lock_guard lock(idle_slots_mutex_);
+  idle_slots_.push_back(std::move(slots));
+}
+
+void Interpreter::run_rank(uint32_t scheduled, uint32_t rank, Worker& worker) {
+  const ScheduleEntry entry = plan_.schedule()[scheduled];
+  const Job& job = plan_.jobs()[entry.job];
+  JobRun& run = runs_[scheduled];
+  std::call_once(run.slots_ready, [&] { run.slots = take_slots(); });
+
+  const RankWork& work =
+      plan_.rank_works()[entry.job * static_cast<uint32_t>(header_.cluster_size) + rank];
+  const int64_t first_slot = static_cast<int64_t>(rank) * header_.max_slots;
+  for (uint32_t p = 0; p < work.num_phases; ++p) {
+    // Streams of a narrow phase lie one after the other, and no item reads a slot that the same phase
+    // writes, so a plain walk is what the CTA's warps do side by side.
+    const Phase& phase = plan_.phases()[work.phase_begin + p];
+    for (uint32_t i = 0; i < phase.num_items; ++i) {
+      run_item(job, plan_.items()[phase.item_begin + i], entry.kv_head, *run.slots, first_slot,
+               worker);
+    }
+  }
+  if (run.ranks_left.fetch_sub(1, std::memory_order_acq_rel) == 1) {
+    run_merges(scheduled, *run.slots, worker.rows);
+    give_slots_back(std::move(run.slots));
+  }
+}
+
+void Interpreter::run_item(const Job& job, const WorkItem& item, uint32_t kv_head,
+                           PartialBank& slots, int64_t first_slot, Worker& worker) {
+  // Items that leave a partial work in its slots; finished rows work in the thread's own.
+  const bool to_slot = item.destination == Destination::kSlot;
+  PartialBank& bank = to_slot ? slots : worker.rows;
+  const int64_t first_row = to_slot ? first_slot + item.dest_slot : 0;
+  const int64_t num_rows = item.num_rows;
+  if (item.init_slot == kNoSlot) {
+    std::fill_n(bank.max.begin() + first_row, num_rows, kEmptyMax);
+    std::fill_n(bank.sum.begin() + first_row, num_rows, 0.0f);
+    std::fill_n(bank.out_row(first_row), num_rows * out_stride_, 0.0f);
+  } else if (!to_slot || item.init_slot != item.dest_slot) {
+    const int64_t init_row = first_slot + item.init_slot;
+    std::copy_n(slots.max.begin() + init_row, num_rows, bank.max.begin() + first_row);
+    std::copy_n(slots.sum.begin() + init_row, num_rows, bank.sum.begin() + first_row);
+    std::copy_n(slots.out_row(init_row), num_rows * out_stride_, bank.out_row(first_row));
+  }
+
+  load_queries(job, item, kv_head, worker);
+  const cpu::AttendRows rows{.num_rows = item.num_rows,
+                             .head_dim = header_.head_dim,
+                             .head_dim_v = header_.head_dim_v,
+                             .dtype = tensors_.k_cache.dtype,
+                             .q = worker.q.data(),
+                             .max = bank.max.data() + first_row,
+                             .sum = bank.sum.data() + first_row,
+                             .out = bank.out_row(first_row),
+                             .out_stride = out_stride_};
+  attend_segments(item, kv_head, rows, worker);
+  if (to_slot) return;
+  for (int32_t i = 0; i < item.num_rows; ++i) {
+    write_output(target_of(job, item.row_begin + i, kv_head), rows.out + i * out_stride_,
+                 rows.max[i], rows.sum[i]);
+  }
+}
+
+void Interpreter::load_queries(const Job& job, const WorkItem& item, uint32_t kv_head,
+                               Worker& worker) const {
+  const TensorView& q = tensors_.q;
+  for (int32_t i = 0; i < item.num_rows; ++i) {
+    const int64_t target = target_of(job, item.row_begin + i, kv_head);
+    float* row = worker.q.data() + static_cast<int64_t>(i) * header_.head_dim;
+    cpu::load_floats(element(q, target / header_.num_q_heads, target % header_.num_q_heads),
+                     q.dtype, header_.head_dim, row);
+    for (int32_t d = 0; d < header_.head_dim; ++d) row[d] *= q_scale_;
+  }
+}
+
+void Interpreter::attend_segments(const WorkItem& item, uint32_t kv_head,
+                                  const cpu::AttendRows& rows, Worker& worker) const {
+  const TensorView& k_cache = tensors_.k_cache;
+  const TensorView& v_cache = tensors_.v_cache;
+  const int64_t k_token_bytes = k_cache.strides[1] * dtype_bytes(k_cache.dtype);
+  const int64_t v_token_bytes = v_cache.strides[1] * dtype_bytes(v_cache.dtype);
+  int32_t filled = 0;
+  for (uint32_t s = 0; s < item.num_segments; ++s) {
+    const Segment& segment = plan_.segments()[item.segment_begin + s];
+    int64_t entry = segment.page_offset;
+    int32_t slot = segment.token_begin;
+    int32_t left = segment.num_tokens;
+    while (left > 0) {
+      const int64_t page = page_ids_[entry];
+      if (page < 0 || page >= k_cache.shape[0]) {
+        throw InvalidArgument(five_parts(
+            "decode", "page_ids",
+            "names page " + std::to_string(page) + " in entry " + std::to_string(entry),
+            "name pages below " + std::to_string(k_cache.shape[0]) + " (num_pages of the caches)",
+            "pass the caches and the block table of one pool"));
+      }
+      const int32_t count =
+          std::min({header_.page_size - slot, left, cpu::kBlockTokens - filled});
+      const std::byte* k_token = element(k_cache, page, slot, kv_head);
+      const std::byte* v_token = element(v_cache, page, slot, kv_head);
+      for (int32_t i = 0; i < count; ++i) {
+        worker.k_tokens[filled + i] = k_token + i * k_token_bytes;
+        worker.v_tokens[filled + i] = v_token + i * v_token_bytes;
+      }
+      filled += count;
+      left -= count;
+      slot += count;
+      if (slot == header_.page_size) {
+        slot = 0;
+        ++entry;
+      }
+      if (filled == cpu::kBlockTokens) {
+        cpu::attend_block(rows, worker.k_tokens, worker.v_tokens, filled);
+        filled = 0;
+      }
+    }
+  }
+  if (filled > 0) cpu::attend_block(rows, worker.k_tokens, worker.v_tokens, filled);
+}
+
+void Interpreter::merge_row(PartialBank& into, int64_t into_row, PartialBank& from,
+                            int64_t from_row, int64_t head_dim_v) {
+  const auto a = static_cast<size_t>(into_row);
+  const auto b = static_cast<size_t>(from_row);
+  const MergeScales scales = merge_scales_base2(into.max[a], from.max[b]);
+  into.max[a] = scales.max;
+  into.sum[a] = weighted(into.sum[a], scales.scale_a) + weighted(from.sum[b], scales.scale_b);
+  float* out_a = into.out_row(into_row);
+  const float* out_b = from.out_row(from_row);
+  for (int64_t d = 0; d < head_dim_v; ++d) {
+    out_a[d] = weighted(out_a[d], scales.scale_a) + weighted(out_b[d], scales.scale_b);
+  }
+}
+
+void Interpreter::run_merges(uint32_t scheduled, PartialBank& slots, PartialBank& scratch) {
+  const ScheduleEntry entry = plan_.schedule()[scheduled];
+  const Job& job = plan_.jobs()[entry.job];
+  for (uint32_t rank = 0; rank < static_cast<uint32_t>(header_.cluster_size); ++rank) {
+    const RankWork& work =
+        plan_.rank_works()[entry.job * static_cast<uint32_t>(header_.cluster_size) + rank];
+    for (uint32_t m = 0; m < work.num_merges; ++m) {
+      const Merge& merge = plan_.merges()[work.merge_begin + m];
+      for (int32_t i = 0; i < merge.num_rows; ++i) {
+        scratch.max[0] = kEmptyMax;
+        scratch.sum[0] = 0.0f;
+        std::fill_n(scratch.out_row(0), out_stride_, 0.0f);
+        for (uint32_t p = 0; p < merge.num_partials; ++p) {
+          const Partial& partial = plan_.partials()[merge.partial_begin + p];
+          merge_row(scratch, 0, slots,
+                    static_cast<int64_t>(partial.rank) * header_.max_slots + partial.slot + i,
+                    header_.head_dim_v);
+        }
+        const int64_t target = target_of(job, merge.row_begin + i, entry.kv_head);
+        if (merge.destination == Destination::kOutput) {
+          write_output(target, scratch.out_row(0), scratch.max[0], scratch.sum[0]);
+          continue;
+        }
+        const int64_t row = workspace_row(plan_.splits()[merge.split], entry.kv_head,
+                                          merge.split_part, merge.split_row + i);
+        workspace_->max[static_cast<size_t>(row)] = scratch.max[0];
+        workspace_->sum[static_cast<size_t>(row)] = scratch.sum[0];
+        std::copy_n(scratch.out_row(0), out_stride_, workspace_->out_row(row));
+        workspace_target_[static_cast<size_t>(row)] = target;
+      }
+    }
+  }
+}
+
+void Interpreter::finish_split(const Split& split, uint32_t kv_head, PartialBank& scratch) {
+  for (int32_t i = 0; i < split.num_rows; ++i) {
+    scratch.max[0] = kEmptyMax;
+    scratch.sum[0] = 0.0f;
+    std::fill_n(scratch.out_row(0), out_stride_, 0.0f);
+    const int64_t first = workspace_row(split, kv_head, 0, i);
+    const int64_t target = workspace_target_[static_cast<size_t>(first)];
+    for (int32_t part = 0; part < split.num_parts; ++part) {
+      const int64_t row = workspace_row(split, kv_head, part, i);
+      if (target < 0 || workspace_target_[static_cast<size_t>(row)] != target) {
+        throw InternalError(five_parts(
+            "decode", "plan", "leaves part " + std::to_string(part) + " of a split row unwritten",
+            "write every part of a split once, for the same query row",
+            "report this plan; validate_plan tells more"));
+      }
+      merge_row(scratch, 0, *workspace_, row, header_.head_dim_v);
+    }
+    write_output(target, scratch.out_row(0), scratch.max[0], scratch.sum[0]);
+  }
+}
+
+void Interpreter::write_output(int64_t target, const float* out, float max, float sum) const {
+  const int64_t query = target / header_.num_q_heads;
+  const int64_t head = target % header_.num_q_heads;
+  const float scale = normaliser(sum);
+  std::byte* run = element(tensors_.out, query, head);
+  for (int32_t d = 0; d < header_.head_dim_v; ++d)
+    cpu::store_float(run, tensors_.out.dtype, d, out[d] * scale);
+  if (tensors_.lse.present())
+    cpu::store_float(element(tensors_.lse, query, head), DType::kFloat32, 0,
+                     natural_lse(max, sum));
+}
+
+}  // namespace
+
+void decode_cpu(const Plan& plan, const DecodeTensors& tensors, const DecodeOptions& options) {
+  check_tensors(plan, tensors, DeviceType::kCpu);
+  Interpreter(plan, tensors, options).run();
+}
+
+}  // namespace capillary
