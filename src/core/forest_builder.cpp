@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// ForestBuilder (see the header), and the checks of a block table. Ids past a row's last used page are
-// neither compared nor checked; they may be anything.
+// ForestBuilder (see the header), and the checks of a block table. Ids past a row's last used page
+// are neither compared nor checked; they may be anything.
 #include "core/forest_builder.h"
 
 #include <algorithm>
@@ -13,12 +13,17 @@ namespace capillary {
 
 namespace {
 
-// Keys sort by their upper half first; the lower half is a row, so equal upper halves stay in row order.
+// Keys sort by their upper half first; the lower half is a row, so equal upper halves stay in row
+// order.
 uint64_t make_key(uint32_t upper, int32_t row) {
   return static_cast<uint64_t>(upper) << 32 | static_cast<uint32_t>(row);
 }
-uint32_t key_upper(uint64_t key) { return static_cast<uint32_t>(key >> 32); }
-int32_t key_row(uint64_t key) { return static_cast<int32_t>(static_cast<uint32_t>(key)); }
+uint32_t key_upper(uint64_t key) {
+  return static_cast<uint32_t>(key >> 32);
+}
+int32_t key_row(uint64_t key) {
+  return static_cast<int32_t>(static_cast<uint32_t>(key));
+}
 
 // Sorts as an upper half after every page id and unlike any other row: rows that go on alone.
 constexpr uint32_t kAlone = 0x80000000u;
@@ -26,9 +31,9 @@ constexpr uint32_t kAlone = 0x80000000u;
 }  // namespace
 
 ForestBuilder::Parts ForestBuilder::parts(PrefixForest& forest) {
-  return {forest.nodes_,         forest.leaf_order_,    forest.request_node_,
-          forest.seq_lens_,      forest.page_ids_,      forest.owns_page_ids_,
-          forest.page_size_,     forest.unique_tokens_, forest.flat_tokens_};
+  return {forest.nodes_,     forest.leaf_order_,    forest.request_node_,
+          forest.seq_lens_,  forest.page_ids_,      forest.owns_page_ids_,
+          forest.page_size_, forest.unique_tokens_, forest.flat_tokens_};
 }
 
 void check_block_table(std::string_view function, const BlockTableView& table,
@@ -44,16 +49,16 @@ void check_block_table(std::string_view function, const BlockTableView& table,
                                      "have no negative extent", "pass the table's real shape"));
   }
   if (static_cast<int64_t>(seq_lens.size()) != table.num_requests) {
-    throw InvalidArgument(five_parts(
-        function, "seq_lens", "has " + std::to_string(seq_lens.size()) + " lengths",
-        "have " + std::to_string(table.num_requests) + " (num_requests of the table)",
-        "pass one length for every block table row"));
+    throw InvalidArgument(
+        five_parts(function, "seq_lens", "has " + std::to_string(seq_lens.size()) + " lengths",
+                   "have " + std::to_string(table.num_requests) + " (num_requests of the table)",
+                   "pass one length for every block table row"));
   }
   if (table.num_requests > 1 && table.row_stride < table.num_columns) {
-    throw InvalidArgument(five_parts(
-        function, "table", "has row_stride " + std::to_string(table.row_stride),
-        "have one of at least " + std::to_string(table.num_columns) + " (num_columns)",
-        "count row_stride in elements"));
+    throw InvalidArgument(
+        five_parts(function, "table", "has row_stride " + std::to_string(table.row_stride),
+                   "have one of at least " + std::to_string(table.num_columns) + " (num_columns)",
+                   "count row_stride in elements"));
   }
   int32_t shortest = 0;
   int32_t longest = 0;
@@ -71,12 +76,12 @@ void check_block_table(std::string_view function, const BlockTableView& table,
     const auto at = std::find_if(seq_lens.begin(), seq_lens.end(), [&](int32_t len) {
       return num_pages(len, page_size) > table.num_columns;
     });
-    throw InvalidArgument(five_parts(
-        function, "table", "has " + std::to_string(table.num_columns) + " columns",
-        "have at least " + std::to_string(num_pages(*at, page_size)) + " for seq_lens[" +
-            std::to_string(at - seq_lens.begin()) + "] = " + std::to_string(*at) +
-            " with page_size " + std::to_string(page_size),
-        "widen the table or check the length"));
+    throw InvalidArgument(
+        five_parts(function, "table", "has " + std::to_string(table.num_columns) + " columns",
+                   "have at least " + std::to_string(num_pages(*at, page_size)) + " for seq_lens[" +
+                       std::to_string(at - seq_lens.begin()) + "] = " + std::to_string(*at) +
+                       " with page_size " + std::to_string(page_size),
+                   "widen the table or check the length"));
   }
   if (longest > 0 && table.data == nullptr) {
     throw InvalidArgument(five_parts(function, "table", "has no data", "have ids for all lengths",
@@ -155,9 +160,9 @@ void ForestBuilder::build(std::string_view function, const BlockTableView& table
   out_ = nullptr;
 }
 
-// Rows order_[begin, end), ascending, agree on everything before `page` and part there: some end, some go
-// on alone with a partial page, the rest go on by page id. What goes on is pushed so that the stack yields it
-// by smallest request.
+// Rows order_[begin, end), ascending, agree on everything before `page` and part there: some end,
+// some go on alone with a partial page, the rest go on by page id. What goes on is pushed so that
+// the stack yields it by smallest request.
 void ForestBuilder::branch(int32_t begin, int32_t end, int32_t page, int32_t parent) {
   keys_.clear();
   for (int32_t i = begin; i < end; ++i) {
@@ -201,8 +206,8 @@ void ForestBuilder::follow_reference(const Group& group) {
   for (int32_t i = group.begin + 1; i < group.end; ++i) {
     const int32_t row = order_[static_cast<size_t>(i)];
     const int32_t limit = std::min(reference_whole, whole_[static_cast<size_t>(row)]);
-    const int64_t agreed = common_ids(reference_ids + group.page, row_ids(row) + group.page,
-                                      limit - group.page);
+    const int64_t agreed =
+        common_ids(reference_ids + group.page, row_ids(row) + group.page, limit - group.page);
     keys_.push_back(make_key(static_cast<uint32_t>(group.page + agreed), row));
   }
   std::sort(keys_.begin(), keys_.end());
@@ -210,8 +215,8 @@ void ForestBuilder::follow_reference(const Group& group) {
     order_[static_cast<size_t>(group.begin) + 1 + i] = key_row(keys_[i]);
   }
 
-  // Down the reference's path: a node up to every place where rows leave it. keys_ is not to be used in here:
-  // branch() needs it. The agreements are read back from the sorted copy.
+  // Down the reference's path: a node up to every place where rows leave it. keys_ is not to be
+  // used in here: branch() needs it. The agreements are read back from the sorted copy.
   leave_.clear();
   for (const uint64_t key : keys_) leave_.push_back(static_cast<int32_t>(key_upper(key)));
   const int32_t num_others = group.end - group.begin - 1;
@@ -272,13 +277,13 @@ void ForestBuilder::check_ids(int32_t row, int64_t first_page, int64_t end_page)
   if (!any_negative(ids + first_page, end_page - first_page)) return;
   int64_t page = first_page;
   while (ids[page] >= 0) ++page;
-  throw InvalidArgument(five_parts(
-      function_, "table[" + std::to_string(row) + "][" + std::to_string(page) + "]",
-      "is page id " + std::to_string(ids[page]),
-      "be at least 0 (the length uses " +
-          std::to_string(num_pages(lens_[static_cast<size_t>(row)], page_size_)) +
-          " pages of this row)",
-      "give the request its pages before it is built, or a smaller length"));
+  throw InvalidArgument(
+      five_parts(function_, "table[" + std::to_string(row) + "][" + std::to_string(page) + "]",
+                 "is page id " + std::to_string(ids[page]),
+                 "be at least 0 (the length uses " +
+                     std::to_string(num_pages(lens_[static_cast<size_t>(row)], page_size_)) +
+                     " pages of this row)",
+                 "give the request its pages before it is built, or a smaller length"));
 }
 
 }  // namespace capillary

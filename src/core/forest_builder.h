@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: MIT
 // Building a PrefixForest from a block table, in time linear in the ids that are read.
 //
-// A group of rows that share their first pages is worked off along its first row, the reference: every other
-// row is compared with it once, as far as the two agree. The lengths of these agreements are the places where
-// the reference's path branches; rows that leave at the same place are grouped by the page they go on with and
-// wait on a stack, and are later compared with their own reference from that page on. So no id is compared
-// twice with the same outcome, and a shared page is read once a row and checked once.
-// Groups keep their rows in ascending order, so a group's first row is its smallest request index: that row
-// names the node's place in the table, and the order of siblings falls out of the order of first rows.
+// A group of rows that share their first pages is worked off along its first row, the reference:
+// every other row is compared with it once, as far as the two agree. The lengths of these
+// agreements are the places where the reference's path branches; rows that leave at the same place
+// are grouped by the page they go on with and wait on a stack, and are later compared with their
+// own reference from that page on. So no id is compared twice with the same outcome, and a shared
+// page is read once a row and checked once. Groups keep their rows in ascending order, so a group's
+// first row is its smallest request index: that row names the node's place in the table, and the
+// order of siblings falls out of the order of first rows.
 #pragma once
 
 #include <cstdint>
@@ -35,8 +36,8 @@ class ForestBuilder {
   };
   static Parts parts(PrefixForest& forest);
 
-  // Fills `out`, reusing its memory. `function` names the caller in error messages; after a throw `out` holds
-  // no forest of use. share = false gives every request a node of its own.
+  // Fills `out`, reusing its memory. `function` names the caller in error messages; after a throw
+  // `out` holds no forest of use. share = false gives every request a node of its own.
   void build(std::string_view function, const BlockTableView& table,
              std::span<const int32_t> seq_lens, int32_t page_size, bool share, PrefixForest& out);
 
@@ -65,7 +66,7 @@ class ForestBuilder {
   std::vector<int32_t> whole_;  // by row: pages that the length covers whole
   std::vector<uint64_t> keys_;
   std::vector<int32_t> leave_;  // by sorted row of a group: page at which it leaves the reference
-  std::vector<Group> groups_;  // of one branch
+  std::vector<Group> groups_;   // of one branch
   std::vector<Group> stack_;
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The inner loops over page ids. Written in blocks without branches inside, so that a compiler vectorises
-// them for any target; everything that reads a block table goes through these.
+// The inner loops over page ids. Written in blocks without branches inside, so that a compiler
+// vectorises them for any target; everything that reads a block table goes through these.
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// merge_raw_tree: a set of cursors walks down the raw tree, all at the same token and all behind the same
-// pages; the set is one node of the result for as long as its members agree and none of them ends. Explicit
-// stack, because a raw tree may be as deep as it has nodes.
+// merge_raw_tree: a set of cursors walks down the raw tree, all at the same token and all behind
+// the same pages; the set is one node of the result for as long as its members agree and none of
+// them ends. Explicit stack, because a raw tree may be as deep as it has nodes.
 #include "core/forest_merge.h"
 
 #include <algorithm>
@@ -20,7 +20,8 @@ namespace {
 
 constexpr int32_t kNoRequest = std::numeric_limits<int32_t>::max();
 
-// lists[begin[i], begin[i + 1]): the indices j with owner[j] == i, ascending. Owners of -1 are in no list.
+// lists[begin[i], begin[i + 1]): the indices j with owner[j] == i, ascending. Owners of -1 are in
+// no list.
 struct Lists {
   std::vector<int32_t> begin;
   std::vector<int32_t> items;
@@ -95,18 +96,18 @@ class Merger {
     for (size_t raw = 0; raw < tree_.parent.size(); ++raw) {
       const auto i = static_cast<int32_t>(raw);
       if (tree_.num_tokens[raw] % page_size_ != 0 && !children_.of(i).empty()) {
-        throw InvalidArgument(five_parts(
-            function, "num_tokens[" + std::to_string(i) + "]",
-            "is " + std::to_string(tree_.num_tokens[raw]) + " in a node with children",
-            "be a multiple of page_size " + std::to_string(page_size_),
-            "move the tokens of the partial page into each child"));
+        throw InvalidArgument(
+            five_parts(function, "num_tokens[" + std::to_string(i) + "]",
+                       "is " + std::to_string(tree_.num_tokens[raw]) + " in a node with children",
+                       "be a multiple of page_size " + std::to_string(page_size_),
+                       "move the tokens of the partial page into each child"));
       }
       if (path_tokens_[raw] > std::numeric_limits<int32_t>::max()) {
-        throw InvalidArgument(five_parts(
-            function, "num_tokens",
-            "add up to " + std::to_string(path_tokens_[raw]) + " on the path to node " +
-                std::to_string(i),
-            "stay within 2147483647 on every path", "check the lengths"));
+        throw InvalidArgument(five_parts(function, "num_tokens",
+                                         "add up to " + std::to_string(path_tokens_[raw]) +
+                                             " on the path to node " + std::to_string(i),
+                                         "stay within 2147483647 on every path",
+                                         "check the lengths"));
       }
     }
   }
@@ -143,7 +144,8 @@ class Merger {
     return tree_.pages[index(cursor.raw)][cursor.used];
   }
 
-  // Sorts a cursor that has just been moved, or what lies below it, into ended_, tails_ and runners_.
+  // Sorts a cursor that has just been moved, or what lies below it, into ended_, tails_ and
+  // runners_.
   void settle(const Cursor& start) {
     pending_.assign(1, start);
     while (!pending_.empty()) {
@@ -217,16 +219,17 @@ class Merger {
     }
   }
 
-  // Moves cursors that go on with the same page over all that they share, as tokens of `node`. Returns the
-  // cursors that still go on together, or none where the node is complete and its children settled.
+  // Moves cursors that go on with the same page over all that they share, as tokens of `node`.
+  // Returns the cursors that still go on together, or none where the node is complete and its
+  // children settled.
   std::vector<Cursor> advance(int32_t node, std::vector<Cursor> cursors) {
     const Cursor& reference = cursors.front();
     const int32_t* const ids = tree_.pages[index(reference.raw)] + reference.used;
     int64_t shared = num_whole(reference.raw) - reference.used;
     for (const Cursor& cursor : cursors) {
       const int64_t rest = num_whole(cursor.raw) - cursor.used;
-      shared = common_ids(ids, tree_.pages[index(cursor.raw)] + cursor.used,
-                          std::min(shared, rest));
+      shared =
+          common_ids(ids, tree_.pages[index(cursor.raw)] + cursor.used, std::min(shared, rest));
     }
     out_.page_ids.insert(out_.page_ids.end(), ids, ids + shared);
     out_.nodes[index(node)].num_tokens += static_cast<int32_t>(shared) * page_size_;
@@ -292,11 +295,10 @@ std::vector<int32_t> parents_first(std::string_view function, std::span<const in
   const auto num_nodes = static_cast<int64_t>(parent.size());
   for (size_t i = 0; i < parent.size(); ++i) {
     if (parent[i] < -1 || parent[i] >= num_nodes) {
-      throw InvalidArgument(
-          five_parts(function, "parent[" + std::to_string(i) + "]",
-                     "is " + std::to_string(parent[i]),
-                     "be -1 or a node below " + std::to_string(num_nodes),
-                     "number nodes from 0 and give roots the parent -1"));
+      throw InvalidArgument(five_parts(function, "parent[" + std::to_string(i) + "]",
+                                       "is " + std::to_string(parent[i]),
+                                       "be -1 or a node below " + std::to_string(num_nodes),
+                                       "number nodes from 0 and give roots the parent -1"));
     }
   }
   const Lists children(parent, parent.size());
@@ -313,14 +315,14 @@ std::vector<int32_t> parents_first(std::string_view function, std::span<const in
     // Whatever no root reaches hangs on a cycle; as many steps up as there are nodes end on it.
     std::vector<bool> reached(parent.size(), false);
     for (const int32_t i : order) reached[static_cast<size_t>(i)] = true;
-    auto at = static_cast<int32_t>(std::find(reached.begin(), reached.end(), false) -
-                                   reached.begin());
+    auto at =
+        static_cast<int32_t>(std::find(reached.begin(), reached.end(), false) - reached.begin());
     for (size_t step = 0; step < parent.size(); ++step) at = parent[static_cast<size_t>(at)];
     throw InvalidArgument(five_parts(function, "parent",
                                      "has a cycle through node " + std::to_string(at),
                                      "lead from every node to a root (-1)",
-                                     "check parent[" + std::to_string(at) + "] = " +
-                                         std::to_string(parent[static_cast<size_t>(at)])));
+                                     "check parent[" + std::to_string(at) +
+                                         "] = " + std::to_string(parent[static_cast<size_t>(at)])));
   }
   return order;
 }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
-// From any tree of page runs to the canonical forest. The raw tree may split runs where nothing branches, give
-// siblings equal first pages, hang requests below a partial page's owner twice, hold nodes without requests
-// or without tokens; what comes out depends only on which pages every request has.
+// From any tree of page runs to the canonical forest. The raw tree may split runs where nothing
+// branches, give siblings equal first pages, hang requests below a partial page's owner twice, hold
+// nodes without requests or without tokens; what comes out depends only on which pages every
+// request has.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +14,8 @@
 
 namespace capillary {
 
-// Checked already, except for cycles: indices in range, page ids not negative, ceil(num_tokens / page_size)
-// pages in every node.
+// Checked already, except for cycles: indices in range, page ids not negative, ceil(num_tokens /
+// page_size) pages in every node.
 struct RawTree {
   std::span<const int32_t> parent;
   std::span<const int32_t> num_tokens;
@@ -25,8 +26,8 @@ struct RawTree {
 // Parents before children. Throws InvalidArgument where a parent is out of range or on a cycle.
 std::vector<int32_t> parents_first(std::string_view function, std::span<const int32_t> parent);
 
-// Fills `out` with the canonical forest, its page ids in preorder. Throws InvalidArgument on a cycle, on a node
-// with children and a partial page, on a path of more than 2^31 - 1 tokens.
+// Fills `out` with the canonical forest, its page ids in preorder. Throws InvalidArgument on a
+// cycle, on a node with children and a partial page, on a path of more than 2^31 - 1 tokens.
 void merge_raw_tree(std::string_view function, const RawTree& tree, int32_t page_size,
                     PrefixForest& out);
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// The entry points of PrefixForest: what is given is checked here and then goes one of two ways, a block table
-// through ForestBuilder, anything tree-like through merge_raw_tree. Both end in the same canonical form.
+// The entry points of PrefixForest: what is given is checked here and then goes one of two ways, a
+// block table through ForestBuilder, anything tree-like through merge_raw_tree. Both end in the
+// same canonical form.
 #include "capillary/prefix_forest.h"
 
 #include <algorithm>
@@ -32,8 +33,7 @@ void check_page_size(std::string_view function, int32_t page_size) {
 void check_size(std::string_view function, const std::string& argument, size_t came,
                 size_t expected, std::string_view remedy) {
   if (came == expected) return;
-  throw InvalidArgument(five_parts(function, argument,
-                                   "has " + std::to_string(came) + " entries",
+  throw InvalidArgument(five_parts(function, argument, "has " + std::to_string(came) + " entries",
                                    "have " + std::to_string(expected), remedy));
 }
 
@@ -47,7 +47,8 @@ void check_token_counts(std::string_view function, const std::string& argument,
   }
 }
 
-// Run i is num_tokens[i] tokens in page_ids[indptr[i] .. indptr[i + 1]). `prefix` names the arrays' owner.
+// Run i is num_tokens[i] tokens in page_ids[indptr[i] .. indptr[i + 1]). `prefix` names the arrays'
+// owner.
 void check_page_runs(std::string_view function, const std::string& prefix,
                      std::string_view indptr_name, std::span<const int32_t> num_tokens,
                      std::span<const int32_t> indptr, std::span<const int32_t> page_ids,
@@ -87,8 +88,7 @@ void check_page_runs(std::string_view function, const std::string& prefix,
 }  // namespace
 
 PrefixForest PrefixForest::from_block_table(const BlockTableView& table,
-                                            std::span<const int32_t> seq_lens,
-                                            int32_t page_size) {
+                                            std::span<const int32_t> seq_lens, int32_t page_size) {
   PrefixForest forest;
   ForestBuilder builder;
   builder.build("PrefixForest::from_block_table", table, seq_lens, page_size, true, forest);
@@ -223,10 +223,9 @@ PrefixForest PrefixForest::from_parents(std::span<const int32_t> parent,
     if (!is_inner[i]) request_node.push_back(static_cast<int32_t>(i));
   }
   if (total_pages > kMost) {
-    throw InvalidArgument(five_parts(kFunction, "num_tokens",
-                                     "need " + std::to_string(total_pages) + " pages",
-                                     "need no more than " + std::to_string(kMost),
-                                     "use fewer tokens or larger pages"));
+    throw InvalidArgument(five_parts(
+        kFunction, "num_tokens", "need " + std::to_string(total_pages) + " pages",
+        "need no more than " + std::to_string(kMost), "use fewer tokens or larger pages"));
   }
   std::vector<int32_t> ids(static_cast<size_t>(total_pages));
   std::iota(ids.begin(), ids.end(), 0);
