@@ -5,7 +5,7 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -14,6 +14,7 @@
 #include "capillary/error.h"
 #include "capillary/plan.h"
 #include "capillary/tensor_view.h"
+#include "workload/workload.h"
 
 namespace capillary::cli {
 
@@ -84,12 +85,8 @@ Mode parse_mode(std::string_view verb, std::string_view text);
 // "bfloat16"/"bf16", "float16"/"fp16"; throws UsageError.
 DType parse_dtype(std::string_view verb, std::string_view text);
 
-struct HeadsOption {
-  int32_t num_q_heads = 0;
-  int32_t num_kv_heads = 0;
-};
 // "32/8"; throws UsageError.
-HeadsOption parse_heads(std::string_view verb, std::string_view text);
+Heads parse_heads_option(std::string_view verb, std::string_view text);
 
 // * any run of characters, ? any one.
 bool glob_match(std::string_view pattern, std::string_view text);
