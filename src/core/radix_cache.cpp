@@ -119,7 +119,7 @@ int32_t RadixCache::Impl::split(int32_t slot, size_t front_pages) {
   compact(back);
   index_child(front);
   index_child(slot);
-  if (upper.lock_count == 0) lru_insert_newer(front, slot);
+  if (upper.lock_count == 0) lru_append(front);  // whoever splits touches the path next
   return front;
 }
 
@@ -147,15 +147,6 @@ void RadixCache::Impl::lru_append(int32_t slot) {
   node.lru_newer = kNone;
   (lru_newest_ == kNone ? lru_oldest_ : at(lru_newest_).lru_newer) = slot;
   lru_newest_ = slot;
-}
-
-void RadixCache::Impl::lru_insert_newer(int32_t slot, int32_t than) {
-  Node& node = at(slot);
-  Node& older = at(than);
-  node.lru_older = than;
-  node.lru_newer = older.lru_newer;
-  (node.lru_newer == kNone ? lru_newest_ : at(node.lru_newer).lru_older) = slot;
-  older.lru_newer = slot;
 }
 
 // Deepest first, so that every node stays before its parent.

@@ -96,7 +96,6 @@ struct RadixCache::Impl {
 
   void lru_remove(int32_t slot);
   void lru_append(int32_t slot);
-  void lru_insert_newer(int32_t slot, int32_t than);
   void touch(int32_t slot);
 
   struct Walk {
