@@ -22,7 +22,6 @@ REQUIRED = [
 ]
 FORBIDDEN = [
     (r"\b(?:atom|red)\.[\w.:]*\b(?:f16|f16x2|bf16|bf16x2|f32|f64)\b", "floating-point atomic"),
-    (r"\b(?:ld|st)\.local\b", "local memory access"),
     (r"\bcall\b(?!.*__assertfail|.*vprintf)", "call that was not inlined"),
 ]
 FORBIDDEN_REPORT = [
