@@ -55,8 +55,8 @@ void check_shape(const TensorView& view, const Expected& expected) {
   bool right = view.ndim == expected.ndim;
   for (int32_t i = 0; right && i < expected.ndim; ++i) {
     const auto axis = static_cast<size_t>(i);
-    right = expected.shape[axis] < 0 ? view.shape[axis] >= 0
-                                     : view.shape[axis] == expected.shape[axis];
+    right =
+        expected.shape[axis] < 0 ? view.shape[axis] >= 0 : view.shape[axis] == expected.shape[axis];
   }
   if (right) return;
   std::string wanted = "be ";
@@ -164,11 +164,12 @@ void check_tensors(const Plan& plan, const DecodeTensors& tensors, DeviceType de
   check_query_dtype(q, device);
   check_memory(q, "q");
 
-  check_shape(keys, {"k_cache",
-                     4,
-                     {-1, header.page_size, header.num_kv_heads, header.head_dim},
-                     "[num_pages, page_size, num_kv_heads, head_dim]",
-                     "pass the cache in this logical order (permute an HND cache with hnd_as_nhd)"});
+  check_shape(keys,
+              {"k_cache",
+               4,
+               {-1, header.page_size, header.num_kv_heads, header.head_dim},
+               "[num_pages, page_size, num_kv_heads, head_dim]",
+               "pass the cache in this logical order (permute an HND cache with hnd_as_nhd)"});
   check_shape(values, {"v_cache",
                        4,
                        {keys.shape[0], header.page_size, header.num_kv_heads, header.head_dim_v},

@@ -268,8 +268,7 @@ void Interpreter::attend_segments(const WorkItem& item, uint32_t kv_head,
             "name pages below " + std::to_string(k_cache.shape[0]) + " (num_pages of the caches)",
             "pass the caches and the block table of one pool"));
       }
-      const int32_t count =
-          std::min({header_.page_size - slot, left, cpu::kBlockTokens - filled});
+      const int32_t count = std::min({header_.page_size - slot, left, cpu::kBlockTokens - filled});
       const std::byte* k_token = element(k_cache, page, slot, kv_head);
       const std::byte* v_token = element(v_cache, page, slot, kv_head);
       for (int32_t i = 0; i < count; ++i) {
@@ -369,8 +368,7 @@ void Interpreter::write_output(int64_t target, const float* out, float max, floa
   for (int32_t d = 0; d < header_.head_dim_v; ++d)
     cpu::store_float(run, tensors_.out.dtype, d, out[d] * scale);
   if (tensors_.lse.present())
-    cpu::store_float(element(tensors_.lse, query, head), DType::kFloat32, 0,
-                     natural_lse(max, sum));
+    cpu::store_float(element(tensors_.lse, query, head), DType::kFloat32, 0, natural_lse(max, sum));
 }
 
 }  // namespace

@@ -103,8 +103,8 @@ void attend_row(const std::vector<double>& query, double scale,
     const double weight = std::exp(scores[j] - max);
     sum += weight;
     for (size_t i = 0; i < out.size(); ++i) {
-      out[i] += weight * static_cast<double>(
-                             load_float(values[j], value_dtype, static_cast<int64_t>(i)));
+      out[i] +=
+          weight * static_cast<double>(load_float(values[j], value_dtype, static_cast<int64_t>(i)));
     }
   }
   for (double& value : out) value /= sum;
@@ -121,9 +121,8 @@ OracleResult oracle_decode(const OracleInput& input) {
   const int64_t group_size = num_q_heads / num_kv_heads;
   const auto head_dim = static_cast<size_t>(input.q.shape[2]);
   const auto head_dim_v = static_cast<size_t>(input.v_cache.shape[3]);
-  const double scale = input.softmax_scale != 0.0
-                           ? input.softmax_scale
-                           : 1.0 / std::sqrt(static_cast<double>(head_dim));
+  const double scale = input.softmax_scale != 0.0 ? input.softmax_scale
+                                                  : 1.0 / std::sqrt(static_cast<double>(head_dim));
 
   std::vector<int32_t> requests(input.only_requests.begin(), input.only_requests.end());
   if (requests.empty()) {
@@ -151,8 +150,8 @@ OracleResult oracle_decode(const OracleInput& input) {
         for (int64_t head = kv_head * group_size; head < (kv_head + 1) * group_size; ++head) {
           const std::byte* q_row = element(input.q, request, head);
           for (size_t i = 0; i < head_dim; ++i) {
-            query[i] = static_cast<double>(
-                load_float(q_row, input.q.dtype, static_cast<int64_t>(i)));
+            query[i] =
+                static_cast<double>(load_float(q_row, input.q.dtype, static_cast<int64_t>(i)));
           }
           const auto row = static_cast<size_t>(request * num_q_heads + head);
           attend_row(query, scale, keys, values, input.k_cache.dtype, input.v_cache.dtype,

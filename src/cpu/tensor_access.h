@@ -35,8 +35,7 @@ inline void store_float(std::byte* run, DType dtype, int64_t idx, float value) {
     std::memcpy(run + idx * 4, &value, 4);
     return;
   }
-  const uint16_t bits =
-      dtype == DType::kBFloat16 ? float_to_bf16(value) : float_to_fp16(value);
+  const uint16_t bits = dtype == DType::kBFloat16 ? float_to_bf16(value) : float_to_fp16(value);
   std::memcpy(run + idx * 2, &bits, 2);
 }
 

@@ -59,7 +59,9 @@ CAPILLARY_HD constexpr float weighted(float value, float scale) {
 }
 
 // What the un-normalised output is multiplied by at the end; 0 for a row without keys.
-CAPILLARY_HD constexpr float normaliser(float sum) { return sum == 0.0f ? 0.0f : 1.0f / sum; }
+CAPILLARY_HD constexpr float normaliser(float sum) {
+  return sum == 0.0f ? 0.0f : 1.0f / sum;
+}
 
 // Natural-log LSE of a finished partial.
 CAPILLARY_HD inline float natural_lse(float max_base2, float sum) {
