@@ -39,7 +39,7 @@ step "Replaying $trace"
 "$capillary" replay "$trace" --report out/replay.html "$@"
 
 step "Drawing the plan of one batch"
-"$capillary" plan --html out/plan.html
+"$capillary" plan --tree 1x2048,4x512,32x128 --heads 32/8 --html out/plan.html
 
 say ""
 say "Open out/replay.html and out/plan.html in a browser."
