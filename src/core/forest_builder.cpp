@@ -8,22 +8,11 @@
 
 #include "capillary/error.h"
 #include "core/forest_ids.h"
+#include "core/forest_sort.h"
 
 namespace capillary {
 
 namespace {
-
-// Keys sort by their upper half first; the lower half is a row, so equal upper halves stay in row
-// order.
-uint64_t make_key(uint32_t upper, int32_t row) {
-  return static_cast<uint64_t>(upper) << 32 | static_cast<uint32_t>(row);
-}
-uint32_t key_upper(uint64_t key) {
-  return static_cast<uint32_t>(key >> 32);
-}
-int32_t key_row(uint64_t key) {
-  return static_cast<int32_t>(static_cast<uint32_t>(key));
-}
 
 // Sorts as an upper half after every page id and unlike any other row: rows that go on alone.
 constexpr uint32_t kAlone = 0x80000000u;
@@ -177,24 +166,28 @@ void ForestBuilder::branch(int32_t begin, int32_t end, int32_t page, int32_t par
       keys_.push_back(make_key(kAlone | static_cast<uint32_t>(row), row));
     }
   }
-  std::sort(keys_.begin(), keys_.end());
+  sorter_.sort(keys_);
 
   groups_.clear();
   int32_t next = begin;
   for (size_t i = 0; i < keys_.size();) {
-    size_t j = i;
     const int32_t group_begin = next;
+    const uint32_t upper = key_upper(keys_[i]);
     do {
-      order_[static_cast<size_t>(next++)] = key_row(keys_[j++]);
-    } while (j < keys_.size() && key_upper(keys_[j]) == key_upper(keys_[i]));
+      order_[static_cast<size_t>(next++)] = key_index(keys_[i++]);
+    } while (i < keys_.size() && key_upper(keys_[i]) == upper);
     groups_.push_back({group_begin, next, page, parent});
-    i = j;
   }
-  // Descending by first row: the last one pushed is the first one popped.
-  std::sort(groups_.begin(), groups_.end(), [this](const Group& a, const Group& b) {
-    return order_[static_cast<size_t>(a.begin)] > order_[static_cast<size_t>(b.begin)];
-  });
-  stack_.insert(stack_.end(), groups_.begin(), groups_.end());
+  // By first row, the largest first: the last one pushed is the first one popped.
+  keys_.clear();
+  for (size_t i = 0; i < groups_.size(); ++i) {
+    const int32_t first_row = order_[static_cast<size_t>(groups_[i].begin)];
+    keys_.push_back(make_key(~static_cast<uint32_t>(first_row), static_cast<int32_t>(i)));
+  }
+  sorter_.sort(keys_);
+  for (const uint64_t key : keys_) {
+    stack_.push_back(groups_[static_cast<size_t>(key_index(key))]);
+  }
 }
 
 void ForestBuilder::follow_reference(const Group& group) {
@@ -210,9 +203,9 @@ void ForestBuilder::follow_reference(const Group& group) {
         common_ids(reference_ids + group.page, row_ids(row) + group.page, limit - group.page);
     keys_.push_back(make_key(static_cast<uint32_t>(group.page + agreed), row));
   }
-  std::sort(keys_.begin(), keys_.end());
+  sorter_.sort(keys_);
   for (size_t i = 0; i < keys_.size(); ++i) {
-    order_[static_cast<size_t>(group.begin) + 1 + i] = key_row(keys_[i]);
+    order_[static_cast<size_t>(group.begin) + 1 + i] = key_index(keys_[i]);
   }
 
   // Down the reference's path: a node up to every place where rows leave it. keys_ is not to be

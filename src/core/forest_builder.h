@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "capillary/prefix_forest.h"
+#include "core/forest_sort.h"
 
 namespace capillary {
 
@@ -64,6 +65,7 @@ class ForestBuilder {
 
   std::vector<int32_t> order_;
   std::vector<int32_t> whole_;  // by row: pages that the length covers whole
+  KeySorter sorter_;
   std::vector<uint64_t> keys_;
   std::vector<int32_t> leave_;  // by sorted row of a group: page at which it leaves the reference
   std::vector<Group> groups_;   // of one branch

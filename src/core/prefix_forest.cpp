@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // The entry points of PrefixForest: what is given is checked here and then goes one of two ways, a
-// block table through ForestBuilder, anything tree-like through merge_raw_tree. Both end in the
+// block table through ForestBuilder, anything tree-like through merge_caller_tree. Both end in the
 // same canonical form.
 #include "capillary/prefix_forest.h"
 
@@ -14,7 +14,7 @@
 #include "capillary/error.h"
 #include "core/forest_builder.h"
 #include "core/forest_ids.h"
-#include "core/forest_merge.h"
+#include "core/forest_tree.h"
 
 namespace capillary {
 
@@ -123,7 +123,7 @@ PrefixForest PrefixForest::from_csr(std::span<const int32_t> parent,
   std::vector<const int32_t*> pages(parent.size());
   for (size_t i = 0; i < parent.size(); ++i) pages[i] = page_ids.data() + page_indptr[i];
   PrefixForest forest;
-  merge_raw_tree(kFunction, {parent, num_tokens, pages, request_node}, page_size, forest);
+  merge_caller_tree(kFunction, {parent, num_tokens, pages, request_node}, page_size, forest);
   return forest;
 }
 
@@ -176,7 +176,7 @@ PrefixForest PrefixForest::from_levels(std::span<const Level> levels, int32_t nu
     }
   }
   PrefixForest forest;
-  merge_raw_tree(kFunction, {parent, num_tokens, pages, deepest}, page_size, forest);
+  merge_caller_tree(kFunction, {parent, num_tokens, pages, deepest}, page_size, forest);
   return forest;
 }
 
@@ -187,7 +187,7 @@ PrefixForest PrefixForest::from_parents(std::span<const int32_t> parent,
   check_size(kFunction, "num_tokens", num_tokens.size(), parent.size(),
              "pass one token count for every node");
   check_token_counts(kFunction, "num_tokens", num_tokens);
-  const std::vector<int32_t> order = parents_first(kFunction, parent);
+  const std::vector<int32_t> order = preorder(kFunction, parent);
 
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
   std::vector<bool> is_inner(parent.size(), false);
@@ -232,7 +232,7 @@ PrefixForest PrefixForest::from_parents(std::span<const int32_t> parent,
   std::vector<const int32_t*> pages(parent.size());
   for (size_t i = 0; i < parent.size(); ++i) pages[i] = ids.data() + first_page[i];
   PrefixForest forest;
-  merge_raw_tree(kFunction, {parent, moved, pages, request_node}, page_size, forest);
+  merge_caller_tree(kFunction, {parent, moved, pages, request_node}, page_size, forest);
   // All ids differ and preorder is the order of first use, so renumbering is counting.
   std::iota(forest.page_ids_.begin(), forest.page_ids_.end(), 0);
   return forest;
