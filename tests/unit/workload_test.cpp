@@ -298,6 +298,23 @@ TEST(BatchFile, ReadsRaggedRowsAndIgnoresTails) {
                                              kWild, 7, 5, 9, kWild, kWild));
 }
 
+TEST(BatchFile, CompactingKeepsSharingAndTails) {
+  json file = one_batch();
+  file["block_table"] = {{1000000, 3, -1}, json::array(), {1000000, 2147483646, 9, -5}};
+  Batch batch = batch_from_json(file.dump(), "batch.json");
+  EXPECT_EQ(batch.num_pages, 2147483647);
+  compact_pages(&batch);
+  constexpr int32_t kWild = Batch::kWildPage;
+  EXPECT_EQ(batch.num_pages, 4);
+  EXPECT_THAT(batch.block_table,
+              ElementsAre(2, 0, kWild, kWild, kWild, kWild, kWild, kWild, 2, 3, 1, kWild));
+  // A pool without many holes keeps its ids.
+  Batch dense = make_batch(workload_from_shorthand("1x64,4x16"), 16);
+  const std::vector<int32_t> before = dense.block_table;
+  compact_pages(&dense);
+  EXPECT_EQ(dense.block_table, before);
+}
+
 TEST(BatchFile, EmptyBatch) {
   const json file = {
       {"page_size", 16}, {"seq_lens", json::array()}, {"block_table", json::array()}};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Implementation of what every verb shares (common.h).
-#include "common.h"
+#include "cli/common.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -13,6 +13,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "capillary_commit.h"
 #include "fmt/format.h"
 #include "workload/profile_json.h"
 
@@ -207,8 +208,10 @@ Mode parse_mode(std::string_view verb, std::string_view text) {
 DType parse_dtype(std::string_view verb, std::string_view text) {
   if (text == "bfloat16" || text == "bf16") return DType::kBFloat16;
   if (text == "float16" || text == "fp16" || text == "half") return DType::kFloat16;
+  if (text == "float32" || text == "fp32" || text == "float") return DType::kFloat32;
   throw UsageError(five_parts(verb, "--dtype", fmt::format("is '{}'", text),
-                              "be bfloat16 (bf16) or float16 (fp16)", "give one of these"));
+                              "be bfloat16 (bf16), float16 (fp16) or, on the CPU, float32 (fp32)",
+                              "give one of these"));
 }
 
 Heads parse_heads_option(std::string_view verb, std::string_view text) {
@@ -269,6 +272,8 @@ std::string format_count(int64_t count) {
   }
   return digits;
 }
+
+const char* build_commit() { return CAPILLARY_COMMIT; }
 
 bool is_terminal(int fd) { return ::isatty(fd) == 1; }
 

@@ -82,7 +82,7 @@ DeviceProfile load_profile(std::string_view verb, const std::string& path);
 
 // "auto", "flat", "shared-l2"; throws UsageError.
 Mode parse_mode(std::string_view verb, std::string_view text);
-// "bfloat16"/"bf16", "float16"/"fp16"; throws UsageError.
+// "bfloat16"/"bf16", "float16"/"fp16", "float32"/"fp32"; throws UsageError.
 DType parse_dtype(std::string_view verb, std::string_view text);
 
 // "32/8"; throws UsageError.
@@ -96,6 +96,10 @@ std::string format_us(double us);        // "12.3 us", "4.56 ms"
 std::string format_count(int64_t count);  // "131,072"
 
 bool is_terminal(int fd);
+
+// Commit of the sources this binary was built from, "-dirty" behind it when they were changed; "unknown" when
+// they were no git checkout.
+const char* build_commit();
 
 // Columns padded to their widest cell; numbers to the right. The first row is the header.
 class TextTable {

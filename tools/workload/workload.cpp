@@ -267,6 +267,26 @@ Batch make_batch(const Workload& workload, int32_t page_size, const BatchShuffle
   return batch;
 }
 
+void compact_pages(Batch* batch) {
+  std::vector<int32_t> used;
+  const auto for_each_page = [&](const auto& visit) {
+    for (size_t r = 0; r < batch->seq_lens.size(); ++r) {
+      const int64_t count =
+          (int64_t{batch->seq_lens[r]} + batch->page_size - 1) / batch->page_size;
+      int32_t* row = batch->block_table.data() + static_cast<int64_t>(r) * batch->num_columns;
+      for (int64_t c = 0; c < count; ++c) visit(row[c]);
+    }
+  };
+  for_each_page([&](int32_t page) { used.push_back(page); });
+  std::sort(used.begin(), used.end());
+  used.erase(std::unique(used.begin(), used.end()), used.end());
+  if (int64_t{batch->num_pages} <= 2 * static_cast<int64_t>(used.size())) return;
+  for_each_page([&](int32_t& page) {
+    page = static_cast<int32_t>(std::lower_bound(used.begin(), used.end(), page) - used.begin());
+  });
+  batch->num_pages = static_cast<int32_t>(used.size());
+}
+
 Batch batch_from_json(std::string_view text, std::string_view source, std::string* name) {
   constexpr std::string_view kFunction = "batch_from_json";
   const nlohmann::json object = parse_json_strictly(kFunction, source, text);

@@ -78,6 +78,10 @@ struct BatchShuffle {
 // boundary hands its last, partial page to its children, one copy each.
 Batch make_batch(const Workload& workload, int32_t page_size, const BatchShuffle& shuffle = {});
 
+// Renumbers the page ids densely, in their order, when the pool would have more holes than pages in use: an
+// engine's ids come from a pool much larger than one batch. Sharing and scattering stay as they are.
+void compact_pages(Batch* batch);
+
 // {"page_size": 16, "seq_lens": [...], "block_table": [[...], ...]}: rows may have different widths, entries
 // past a row's length may be anything; "name" is optional. name, when not null, receives it.
 Batch batch_from_json(std::string_view text, std::string_view source, std::string* name = nullptr);

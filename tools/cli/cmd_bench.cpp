@@ -1,0 +1,267 @@
+// SPDX-License-Identifier: MIT
+// `capillary bench`: every workload x heads x mode of a workload file, checked and timed. One JSON object a
+// line (docs/cli.md lists the fields) and an aligned table.
+#include <ctime>
+
+#include <cstdio>
+#include <memory>
+#include <optional>
+
+#include "CLI/CLI.hpp"
+#include "capillary/version.h"
+#include "cli/batch_options.h"
+#include "cli/bench_plot.h"
+#include "cli/commands.h"
+#include "cli/common.h"
+#include "cli/measure.h"
+#include "cli/plan_report.h"
+#include "cli/timing.h"
+#include "fmt/format.h"
+#include "nlohmann/json.hpp"
+
+namespace capillary::cli {
+namespace {
+
+constexpr const char* kVerb = "bench";
+constexpr int kBenchSchemaVersion = 1;
+
+struct BenchOptions {
+  BatchOptions batch;
+  std::vector<std::string> modes = {"auto", "flat", "shared-l2"};
+  int32_t cluster_size = 0;
+  std::string layout = "hnd";
+  std::string device = "auto";
+  int32_t num_threads = 0;
+  int repeats = 10;
+  bool no_check = false;
+  bool json = false;
+  std::string out;
+  std::string plot;
+};
+
+std::string today() {
+  const std::time_t now = std::time(nullptr);
+  std::tm parts = {};
+  gmtime_r(&now, &parts);
+  char text[32];
+  std::strftime(text, sizeof text, "%Y-%m-%d", &parts);
+  return text;
+}
+
+struct BenchResult {
+  const PlanReport& report;
+  const Measurement& measurement;
+  TimedDevice::Floor floor;
+};
+
+// The time that efficiency is stated for: the L2 cold in a graph where there is one, else eager.
+double headline_us(const Measurement& measurement) {
+  const double cold = measurement.median_us(TimingKind::kGraphCold);
+  return cold > 0 ? cold : measurement.median_us(TimingKind::kEager);
+}
+
+nlohmann::ordered_json record_of(const BenchResult& result, const BenchOptions& options,
+                                 const TimedDevice& device) {
+  using nlohmann::ordered_json;
+  const PlanSummary& summary = result.report.summary;
+  const auto time_of = [&](TimingKind kind) {
+    const double us = result.measurement.median_us(kind);
+    return us < 0 ? ordered_json() : ordered_json(us);
+  };
+  const double time_us = headline_us(result.measurement);
+  const bool cuda = device.type() == DeviceType::kCuda;
+  double widest = 0;
+  for (const auto& [kind, times] : result.measurement.times_us) {
+    widest = std::max(widest, spread(times));
+  }
+  return {{"schema_version", kBenchSchemaVersion},
+          {"workload", result.report.name},
+          {"heads", heads_name({result.report.shape.num_q_heads, result.report.shape.num_kv_heads})},
+          {"head_dim", result.report.shape.head_dim},
+          {"dtype", dtype_name(result.report.shape.dtype)},
+          {"page_size", result.report.forest.page_size()},
+          {"layout", options.layout},
+          {"requests", summary.num_requests},
+          {"mode", mode_name(result.report.options.mode)},
+          {"path", mode_name(summary.mode)},
+          {"cluster_size", summary.cluster_size},
+          {"num_groups", result.report.digest.num_groups},
+          {"num_jobs", summary.num_jobs},
+          {"time_us_graph_cold", time_of(TimingKind::kGraphCold)},
+          {"time_us_graph_warm", time_of(TimingKind::kGraphWarm)},
+          {"time_us_eager", time_of(TimingKind::kEager)},
+          {"spread", widest},
+          {"repeats", options.repeats},
+          {"floor_us", result.floor.us},
+          {"floor_kind", result.floor.kind},
+          {"efficiency", time_us > 0 ? result.floor.us / time_us : 0.0},
+          {"unique_bytes", summary.unique_bytes},
+          {"flat_bytes", summary.flat_bytes},
+          {"planned_bytes", summary.planned_bytes},
+          {"exchange_bytes", summary.exchange_bytes},
+          {"split_bytes", summary.split_bytes},
+          {"plan_us", result.report.warm_plan_us},
+          {"predicted_us", summary.predicted_us},
+          {"profile", result.report.profile.name},
+          {"checked", result.measurement.checked},
+          {"passed", result.measurement.passed},
+          {"max_rel_err", result.measurement.checked
+                              ? ordered_json(result.measurement.comparison.worst_error)
+                              : ordered_json()},
+          {"capillary", CAPILLARY_VERSION_STRING},
+          {"commit", build_commit()},
+          {"date", today()},
+          {"device", device.description()},
+          {"gpu", cuda ? ordered_json(device.description()) : ordered_json()},
+          {"driver", cuda ? ordered_json(device.driver_version()) : ordered_json()},
+          {"toolkit", cuda ? ordered_json(device.toolkit_version()) : ordered_json()}};
+}
+
+std::vector<std::string> table_row(const BenchResult& result) {
+  const PlanSummary& summary = result.report.summary;
+  const double time_us = headline_us(result.measurement);
+  return {result.report.name,
+          heads_name({result.report.shape.num_q_heads, result.report.shape.num_kv_heads}),
+          mode_name(result.report.options.mode),
+          fmt::format("{}", summary.cluster_size),
+          fmt::format("{}", summary.num_jobs),
+          fmt::format("{:.2f}", sharing_of(summary)),
+          fmt::format("{:.1f}", time_us),
+          fmt::format("{:.1f}", result.floor.us),
+          fmt::format("{:.2f}", time_us > 0 ? result.floor.us / time_us : 0.0),
+          fmt::format("{:.1f}", result.report.warm_plan_us),
+          fmt::format("{:.1f}", summary.predicted_us),
+          !result.measurement.checked  ? "not checked"
+          : result.measurement.passed ? fmt::format("{:.1e}", result.measurement.comparison.worst_error)
+                                      : "FAILED"};
+}
+
+// The outputs of a bench: each is whole up to the last step that was finished, whatever ends the verb.
+class BenchOutput {
+ public:
+  explicit BenchOutput(const BenchOptions& options)
+      : options_(options),
+        table_({"workload", "heads", "mode", "cluster", "jobs", "sharing", "time us", "floor us",
+                "efficiency", "plan us", "predicted us", "rel err"}) {
+    if (!options.out.empty()) lines_.emplace(kVerb, "--out", options.out);
+    if (!options.plot.empty()) plot_.emplace(kVerb, "--plot", options.plot);
+  }
+
+  void add(const BenchResult& result, const TimedDevice& device) {
+    const nlohmann::ordered_json record = record_of(result, options_, device);
+    const std::string line =
+        record.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+    if (lines_) lines_->write(line);
+    if (options_.json) {
+      fmt::print("{}", line);
+      std::fflush(stdout);
+    }
+    table_.add_row(table_row(result));
+    bars_.push_back({result.report.name,
+                     heads_name({result.report.shape.num_q_heads, result.report.shape.num_kv_heads}),
+                     mode_name(result.report.options.mode), headline_us(result.measurement),
+                     result.floor.us});
+  }
+
+  void finish(const std::string& device) {
+    if (lines_) lines_->commit();
+    if (plot_) {
+      plot_->write(bench_plot_html(bars_, device));
+      plot_->commit();
+    }
+    if (!options_.json && options_.out != "-" && options_.plot != "-") fmt::print("{}", table_.str());
+  }
+
+ private:
+  const BenchOptions& options_;
+  std::optional<OutputFile> lines_;
+  std::optional<OutputFile> plot_;
+  TextTable table_;
+  std::vector<BenchBar> bars_;
+};
+
+int run_bench(const BenchOptions& options) {
+  std::vector<PlanOptions> plannings;
+  for (const std::string& mode : options.modes) {
+    plannings.push_back(resolve_planning(kVerb, {mode, options.cluster_size, 0}));
+  }
+  const check::CacheLayout layout = parse_layout(kVerb, options.layout);
+  if (!options.batch.block_table.empty()) {
+    throw UsageError(five_parts(kVerb, "--block-table", "is given",
+                                "be left to plan and run; bench takes --file or --tree",
+                                "use capillary run --block-table"));
+  }
+  BenchOutput output(options);
+  const std::unique_ptr<TimedDevice> device =
+      open_device(kVerb, options.device, options.num_threads);
+  const DeviceProfile profile = load_profile(kVerb, options.batch.profile);
+  const std::vector<StepChoice> choices = resolve_choices(kVerb, options.batch);
+  const bool show_progress = is_terminal(fileno(stderr));
+  bool all_passed = true;
+  size_t done = 0;
+  try {
+    for (const StepChoice& choice : choices) {
+      Step step = make_step(kVerb, options.batch, choice);
+      check::HostBatch data = make_step_data(kVerb, step, layout);
+      for (const PlanOptions& planning : plannings) {
+        throw_if_interrupted();
+        if (show_progress) {
+          fmt::print(stderr, "\r{}/{} {:<50.50} {:<10}", done, choices.size() * plannings.size(),
+                     step.name, mode_name(planning.mode));
+        }
+        const PlanReport report = make_plan_report(step, planning, profile);
+        const Measurement measurement = measure_step(*device, data, step.forest, report.plan,
+                                                     options.repeats, !options.no_check);
+        if (show_progress) fmt::print(stderr, "\r{:80}\r", "");
+        output.add({report, measurement, device->floor(report.summary)}, *device);
+        if (!measurement.passed) {
+          all_passed = false;
+          fmt::print(stderr, "capillary bench: {} {} {}: check failed: {}\n", report.name,
+                     heads_name(choice.heads), mode_name(planning.mode), measurement.failure);
+        }
+        ++done;
+      }
+    }
+  } catch (const Interrupted&) {
+    if (show_progress) fmt::print(stderr, "\r{:80}\r", "");
+    output.finish(device->description());
+    std::fflush(stdout);
+    throw;
+  }
+  output.finish(device->description());
+  return all_passed ? kOk : kCheckFailed;
+}
+
+}  // namespace
+
+void add_bench_command(CLI::App& app, Invocation& invocation) {
+  auto options = std::make_shared<BenchOptions>();
+  CLI::App* command =
+      app.add_subcommand(kVerb, "Time a workload file: every workload, head count and mode");
+  add_batch_options(*command, options->batch);
+  command->add_option("--modes", options->modes, "Modes to time, with commas between")
+      ->delimiter(',')
+      ->capture_default_str();
+  command->add_option("--cluster-size", options->cluster_size,
+                      "1, 2, 4, 8 or 16 [chosen by the planner]")
+      ->check(CLI::IsMember({1, 2, 4, 8, 16}));
+  command->add_option("--layout", options->layout,
+                      "nhd, hnd, packed-page, packed-dim, cross-layer or mixed")
+      ->capture_default_str();
+  command->add_option("--device", options->device, "auto, cpu or cuda")->capture_default_str();
+  command->add_option("--threads", options->num_threads, "CPU threads [all]")
+      ->check(CLI::Range(1, 4096));
+  command->add_option("--repeat", options->repeats, "Timed runs of each")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 1000000));
+  command->add_flag("--no-check", options->no_check, "Skip the comparison with the oracle");
+  command->add_flag("--json", options->json, "Print JSON lines instead of the table");
+  command->add_option("--out", options->out, "Write the JSON lines to a file (- for standard output)");
+  command->add_option("--plot", options->plot, "Draw times and efficiency as one HTML page");
+  command->callback([&invocation, options] {
+    invocation.verb = kVerb;
+    invocation.run = [options] { return run_bench(*options); };
+  });
+}
+
+}  // namespace capillary::cli

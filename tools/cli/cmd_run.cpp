@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: MIT
+// `capillary run`: one decode step on random data, checked against the oracle and timed.
+#include <cstdio>
+#include <memory>
+
+#include "CLI/CLI.hpp"
+#include "cli/batch_options.h"
+#include "cli/commands.h"
+#include "cli/common.h"
+#include "cli/measure.h"
+#include "cli/plan_report.h"
+#include "cli/timing.h"
+#include "fmt/format.h"
+#include "nlohmann/json.hpp"
+
+namespace capillary::cli {
+namespace {
+
+constexpr const char* kVerb = "run";
+
+struct RunOptions {
+  BatchOptions batch;
+  PlanningOptions planning;
+  std::string layout = "hnd";
+  std::string device = "auto";
+  int32_t num_threads = 0;
+  int repeats = 20;
+  bool no_check = false;
+  bool json = false;
+};
+
+void print_text(const PlanReport& report, const Measurement& measurement, TimedDevice& device,
+                const RunOptions& options) {
+  const TimedDevice::Floor floor = device.floor(report.summary);
+  fmt::print("{:<11}{}; heads {}/{}, head_dim {}, {}, pages of {}, {}\n", "workload", report.name,
+             report.shape.num_q_heads, report.shape.num_kv_heads, report.shape.head_dim,
+             dtype_name(report.shape.dtype), report.forest.page_size(), options.layout);
+  fmt::print("{:<11}{}\n", "path", explain_line(report));
+  fmt::print("{:<11}{}\n", "device", device.description());
+  for (const auto& [kind, times] : measurement.times_us) {
+    const double time = median(times);
+    fmt::print("{:<11}{} median of {} ({}, quartiles {:.1f}% apart); floor {} ({}), efficiency {:.2f}\n",
+               "time", format_us(time), times.size(), timing_name(kind), 100 * spread(times),
+               format_us(floor.us), floor.kind, time > 0 ? floor.us / time : 0.0);
+  }
+  fmt::print("{:<11}{} to plan; {} predicted on profile {}\n", "planner",
+             format_us(report.warm_plan_us), format_us(report.summary.predicted_us),
+             report.profile.name);
+  if (!measurement.checked) {
+    fmt::print("{:<11}not checked (--no-check)\n", "check");
+  } else if (measurement.passed) {
+    fmt::print("{:<11}passed: worst relative error {:.2e}, {:.2f} of its bound; worst LSE error {:.1e}\n",
+               "check", measurement.comparison.worst_error, measurement.comparison.worst_of_bound,
+               measurement.comparison.worst_lse_error);
+  } else {
+    fmt::print("{:<11}FAILED: {} ({} values)\n", "check", measurement.failure,
+               measurement.comparison.num_failures);
+  }
+}
+
+void print_json(const PlanReport& report, const Measurement& measurement, TimedDevice& device,
+                const RunOptions& options) {
+  const TimedDevice::Floor floor = device.floor(report.summary);
+  nlohmann::ordered_json object = {
+      {"schema_version", 1},
+      {"workload", report.name},
+      {"heads", heads_name({report.shape.num_q_heads, report.shape.num_kv_heads})},
+      {"head_dim", report.shape.head_dim},
+      {"dtype", dtype_name(report.shape.dtype)},
+      {"page_size", report.forest.page_size()},
+      {"layout", options.layout},
+      {"device", device.description()},
+      {"mode", mode_name(report.summary.mode)},
+      {"cluster_size", report.summary.cluster_size},
+      {"num_jobs", report.summary.num_jobs},
+      {"path", explain_line(report)},
+      {"unique_bytes", report.summary.unique_bytes},
+      {"flat_bytes", report.summary.flat_bytes},
+      {"floor_us", floor.us},
+      {"floor_kind", floor.kind},
+      {"plan_us", report.warm_plan_us},
+      {"predicted_us", report.summary.predicted_us}};
+  for (const auto& [kind, times] : measurement.times_us) {
+    object["times"].push_back({{"kind", timing_name(kind)},
+                               {"median_us", median(times)},
+                               {"spread", spread(times)},
+                               {"count", times.size()}});
+  }
+  object["checked"] = measurement.checked;
+  object["passed"] = measurement.passed;
+  object["failure"] = measurement.failure;
+  object["max_rel_err"] = measurement.comparison.worst_error;
+  object["max_lse_err"] = measurement.comparison.worst_lse_error;
+  fmt::print("{}\n", object.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
+}
+
+int run_run(const RunOptions& options) {
+  const PlanOptions planning = resolve_planning(kVerb, options.planning);
+  const check::CacheLayout layout = parse_layout(kVerb, options.layout);
+  const std::unique_ptr<TimedDevice> device =
+      open_device(kVerb, options.device, options.num_threads);
+  const DeviceProfile profile = load_profile(kVerb, options.batch.profile);
+  Step step = resolve_step(kVerb, options.batch);
+  check::HostBatch data = make_step_data(kVerb, step, layout);
+  const PlanReport report = make_plan_report(step, planning, profile);
+  validate_plan(report.plan.data(), report.plan.size_bytes(), step.forest);
+  throw_if_interrupted();
+  const Measurement measurement = measure_step(*device, data, step.forest, report.plan,
+                                               options.repeats, !options.no_check);
+  if (options.json) {
+    print_json(report, measurement, *device, options);
+  } else {
+    print_text(report, measurement, *device, options);
+  }
+  return measurement.passed ? kOk : kCheckFailed;
+}
+
+}  // namespace
+
+void add_run_command(CLI::App& app, Invocation& invocation) {
+  auto options = std::make_shared<RunOptions>();
+  CLI::App* command =
+      app.add_subcommand(kVerb, "Run one decode step on random data: timed, and checked");
+  add_batch_options(*command, options->batch);
+  add_planning_options(*command, options->planning);
+  command->add_option("--layout", options->layout,
+                      "nhd, hnd, packed-page, packed-dim, cross-layer or mixed")
+      ->capture_default_str();
+  command->add_option("--device", options->device, "auto, cpu or cuda")->capture_default_str();
+  command->add_option("--threads", options->num_threads, "CPU threads [all]")
+      ->check(CLI::Range(1, 4096));
+  command->add_option("--repeat", options->repeats, "Timed runs")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 1000000));
+  command->add_flag("--no-check", options->no_check, "Skip the comparison with the oracle");
+  command->add_flag("--json", options->json, "Print as JSON instead");
+  command->callback([&invocation, options] {
+    invocation.verb = kVerb;
+    invocation.run = [options] { return run_run(*options); };
+  });
+}
+
+}  // namespace capillary::cli

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: MIT
+// Inline SVG writer (svg.h).
+#include "cli/svg.h"
+
+#include "fmt/format.h"
+
+namespace capillary::cli {
+namespace {
+
+// Average advance of the page's 11 px sans-serif, a little generous so that labels stay in their boxes.
+constexpr double kCharacterWidth = 6.3;
+constexpr double kLineHeight = 12;
+
+const char* anchor_name(Anchor anchor) {
+  switch (anchor) {
+    case Anchor::kStart:
+      return "start";
+    case Anchor::kMiddle:
+      return "middle";
+    case Anchor::kEnd:
+      return "end";
+  }
+  return "start";
+}
+
+// Two decimals at most, without trailing zeros: thousands of numbers make most of the page.
+std::string number(double value) {
+  std::string text = fmt::format("{:.2f}", value);
+  text.erase(text.find_last_not_of('0') + 1);
+  if (text.back() == '.') text.pop_back();
+  return text == "-0" ? "0" : text;
+}
+
+}  // namespace
+
+std::string html_escape(std::string_view text) {
+  std::string escaped;
+  escaped.reserve(text.size());
+  for (const char character : text) {
+    switch (character) {
+      case '&':
+        escaped += "&amp;";
+        break;
+      case '<':
+        escaped += "&lt;";
+        break;
+      case '>':
+        escaped += "&gt;";
+        break;
+      case '"':
+        escaped += "&quot;";
+        break;
+      case '\'':
+        escaped += "&#39;";
+        break;
+      default:
+        escaped += character;
+    }
+  }
+  return escaped;
+}
+
+void Svg::rect(double x, double y, double width, double height, std::string_view css_class,
+               std::string_view title) {
+  body_ += fmt::format("<rect x=\"{}\" y=\"{}\" width=\"{}\" height=\"{}\" class=\"{}\"", number(x),
+                       number(y), number(width), number(height), css_class);
+  if (title.empty()) {
+    body_ += "/>\n";
+  } else {
+    body_ += fmt::format("><title>{}</title></rect>\n", html_escape(title));
+  }
+}
+
+void Svg::text(double x, double y, std::string_view css_class, std::string_view content,
+               Anchor anchor) {
+  body_ += fmt::format("<text x=\"{}\" y=\"{}\" class=\"{}\" text-anchor=\"{}\">{}</text>\n",
+                       number(x), number(y), css_class, anchor_name(anchor), html_escape(content));
+}
+
+void Svg::label(double x, double y, double width, double height, std::string_view css_class,
+                std::initializer_list<std::string> wordings) {
+  if (height < kLineHeight) return;
+  for (const std::string& wording : wordings) {
+    if (static_cast<double>(wording.size()) * kCharacterWidth + 6 <= width) {
+      text(x + width / 2, y + height / 2 + 4, css_class, wording, Anchor::kMiddle);
+      return;
+    }
+  }
+}
+
+void Svg::line(double x1, double y1, double x2, double y2, std::string_view css_class) {
+  body_ += fmt::format("<line x1=\"{}\" y1=\"{}\" x2=\"{}\" y2=\"{}\" class=\"{}\"/>\n", number(x1),
+                       number(y1), number(x2), number(y2), css_class);
+}
+
+std::string Svg::str(double height, std::string_view aria_label) const {
+  return fmt::format(
+      "<svg viewBox=\"0 0 {} {}\" role=\"img\" aria-label=\"{}\">\n{}</svg>\n", number(kWidth),
+      number(height), html_escape(aria_label), body_);
+}
+
+}  // namespace capillary::cli
