@@ -26,6 +26,9 @@ struct DecodeTensors {
 struct DecodeOptions {
   float softmax_scale = 0.0f;  // 0: 1/sqrt(head_dim)
   int32_t num_threads = 0;     // CPU only; 0: all
+  // CUDA only: programmatic dependent launch. Our start may overlap the tail of the kernel before us on the
+  // stream (which must have triggered it), and the kernel after us may do the same.
+  bool dependent_launch = false;
 };
 
 // Views of a cache stored [pages, 2, heads, page_size, head_dim]-like are made with permute; this one turns

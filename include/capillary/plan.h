@@ -36,6 +36,9 @@ struct PlanOptions {
   int32_t cluster_size = 0;
   // 0: the planner chooses. Otherwise the number of jobs a KV head is cut into, as near as rows allow.
   int32_t num_pieces = 0;
+  // CUDA graphs: always launch as many clusters as are co-resident, so that every plan of one cluster_size
+  // has the same grid. Needs cluster_size != 0.
+  bool fixed_grid = false;
 };
 
 // One line of what was weighed.

@@ -6,6 +6,7 @@
 
 #include "capillary/decode.h"
 #include "capillary/error.h"
+#include "core/check_tensors.h"
 #include "shared/plan_layout.h"
 
 namespace capillary {
@@ -148,7 +149,10 @@ void check_tensors(const Plan& plan, const DecodeTensors& tensors, DeviceType de
   if (plan.empty()) {
     fail("plan", "is empty", "be a plan that Planner::plan returned", "plan before decoding");
   }
-  const PlanHeader& header = PlanView(plan.data()).header();
+  check_tensors(PlanView(plan.data()).header(), tensors, device);
+}
+
+void check_tensors(const PlanHeader& header, const DecodeTensors& tensors, DeviceType device) {
   check_variants(header);
 
   const TensorView& q = tensors.q;

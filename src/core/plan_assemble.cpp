@@ -39,11 +39,14 @@ void PlanBuilder::emit_merges(const QueryGroup& group) {
     merge.num_rows = static_cast<uint16_t>((query_end - query) * group_size_);
     merge.destination = Destination::kOutput;
     const size_t first = placed_merges_.size();
-    int32_t job = -1;
+    int32_t job = -1, part_key = -1;
     for (int32_t entry = entry_head_[static_cast<size_t>(query)]; entry >= 0;
          entry = entries_[static_cast<size_t>(entry)].next) {
       const Entry& e = entries_[static_cast<size_t>(entry)];
-      if (job != e.run / cluster_size_) {
+      // shared-l2 is what exchange through DSM is compared with: there every rank is a part of its own.
+      const int32_t key = mode_ == Mode::kSharedL2 ? e.run : e.run / cluster_size_;
+      if (part_key != key) {
+        part_key = key;
         job = e.run / cluster_size_;
         merge.partial_begin = static_cast<uint32_t>(partials_scratch_.size());
         placed_merges_.push_back({job, merge});
@@ -117,7 +120,8 @@ void PlanBuilder::place_job_merges(int32_t job,
       Merge placed = merge;
       placed.row_begin = static_cast<uint16_t>(merge.row_begin + begin);
       placed.num_rows = static_cast<uint16_t>(end - begin);
-      placed.split_row = static_cast<uint16_t>(begin);
+      if (merge.destination == Destination::kWorkspace)
+        placed.split_row = static_cast<uint16_t>(begin);
       placed.partial_begin = static_cast<uint32_t>(partials_.size());
       for (uint32_t i = 0; i < merge.num_partials; ++i) {
         const Partial& partial = partials_scratch_[merge.partial_begin + i];
@@ -133,7 +137,8 @@ void PlanBuilder::schedule() {
   const auto num_heads = static_cast<uint32_t>(model_.shape().num_kv_heads);
   const auto num_jobs = static_cast<uint32_t>(jobs_.size());
   const uint32_t total = num_jobs * num_heads;
-  num_clusters_ = static_cast<int32_t>(std::min<uint32_t>(static_cast<uint32_t>(max_clusters_), total));
+  num_clusters_ = fixed_grid_ ? max_clusters_
+                              : std::min(max_clusters_, static_cast<int32_t>(total));
   const auto clusters = static_cast<uint32_t>(num_clusters_);
   order_.resize(num_jobs);
   double shortest = 1e30, longest = 0;

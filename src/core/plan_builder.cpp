@@ -29,6 +29,7 @@ void PlanBuilder::build(const BuildRequest& request) {
   mode_ = request.mode;
   cluster_size_ = request.cluster_size;
   max_clusters_ = request.max_clusters;
+  fixed_grid_ = request.fixed_grid;
   jobs_.clear(), rank_works_.clear(), phases_.clear(), items_.clear(), segments_.clear();
   merges_.clear(), partials_.clear(), splits_.clear(), job_costs_.clear();
   max_slots_ = 0, num_page_ids_ = 0, split_row_count_ = 0, planned_tiles_ = 0, exchange_rows_ = 0, split_rows_ = 0;

@@ -26,6 +26,7 @@ struct BuildRequest {
   int32_t cluster_size;
   int32_t max_clusters;
   std::span<const QueryGroup> groups;
+  bool fixed_grid = false;  // launch max_clusters clusters even if some have no job
 };
 
 class PlanBuilder {
@@ -99,6 +100,7 @@ class PlanBuilder {
   int32_t cluster_size_ = 1;
   int32_t max_clusters_ = 1;
   int32_t num_clusters_ = 1;
+  bool fixed_grid_ = false;
 
   // Of the group in hand.
   std::vector<Element> elements_;

@@ -46,6 +46,10 @@ void check_options(const PlanOptions& options, const DeviceProfile& profile) {
                                        "be 0, 1, 2, 4, 8 or 16 and launchable on this card",
                                        "pass 0 to let the planner choose"));
   }
+  if (options.fixed_grid && options.cluster_size == 0)
+    throw InvalidArgument(five_parts("Planner", "fixed_grid", "comes without a cluster_size",
+                                     "come with the cluster_size to be captured",
+                                     "set PlanOptions::cluster_size to 1, 2, 4, 8 or 16"));
   if (options.num_pieces < 0)
     throw InvalidArgument(five_parts("Planner", "num_pieces", "is " + std::to_string(options.num_pieces),
                                      "be 0 or more", "pass 0 to let the planner choose"));
@@ -125,7 +129,8 @@ void Planner::Impl::search(const PrefixForest& forest, bool flat) {
 
 void Planner::Impl::build(const PrefixForest& forest) {
   const auto index = static_cast<size_t>(cluster_size_index(best.cluster_size));
-  builder.build({&forest, best.mode, best.cluster_size, profile.max_clusters[index], best_groups});
+  builder.build({&forest, best.mode, best.cluster_size, profile.max_clusters[index], best_groups,
+                 options.fixed_grid});
   builder.assemble(profile_hash, best.predicted_us, &plan.words_);
 }
 
@@ -180,6 +185,7 @@ const Plan& Planner::plan(const PrefixForest& forest) {
   self.candidates.clear();
   self.best_groups.clear();
   self.best = {};
+  if (self.options.cluster_size != 0) self.best.cluster_size = self.options.cluster_size;
   if (forest.num_requests() > 0) {
     if (self.options.mode != Mode::kFlat) self.search(forest, false);
     // Sharing that does not pay is not used: "never slower than plain decode".

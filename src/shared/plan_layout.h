@@ -21,6 +21,8 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "shared/host_device.h"
+
 namespace capillary {
 
 inline constexpr uint64_t kPlanMagic = 0x59524c4c49504143ull;  // "CAPILLRY", little endian
@@ -201,7 +203,7 @@ struct WorkspaceLayout {
   int64_t total_bytes;
 };
 
-constexpr WorkspaceLayout workspace_layout(int64_t num_kv_heads, int64_t split_rows,
+CAPILLARY_HOST_DEVICE constexpr WorkspaceLayout workspace_layout(int64_t num_kv_heads, int64_t split_rows,
                                            int64_t head_dim_v) {
   const int64_t rows = num_kv_heads * split_rows;
   const int64_t padded_dim = (head_dim_v + 63) / 64 * 64;
@@ -229,23 +231,23 @@ CAPILLARY_PLAN_POD(PlanHeader, 256);
 struct PlanView {
   const unsigned char* base;
 
-  constexpr explicit PlanView(const void* blob) : base(static_cast<const unsigned char*>(blob)) {}
-  const PlanHeader& header() const { return *reinterpret_cast<const PlanHeader*>(base); }
+  CAPILLARY_HOST_DEVICE constexpr explicit PlanView(const void* blob) : base(static_cast<const unsigned char*>(blob)) {}
+  CAPILLARY_HOST_DEVICE const PlanHeader& header() const { return *reinterpret_cast<const PlanHeader*>(base); }
   template <class T>
-  const T* at(uint32_t offset) const {
+  CAPILLARY_HOST_DEVICE const T* at(uint32_t offset) const {
     return reinterpret_cast<const T*>(base + offset);
   }
-  const int32_t* query_order() const { return at<int32_t>(header().query_order_offset); }
-  const uint32_t* schedule_begin() const { return at<uint32_t>(header().schedule_begin_offset); }
-  const ScheduleEntry* schedule() const { return at<ScheduleEntry>(header().schedule_offset); }
-  const Job* jobs() const { return at<Job>(header().jobs_offset); }
-  const RankWork* rank_works() const { return at<RankWork>(header().rank_works_offset); }
-  const Phase* phases() const { return at<Phase>(header().phases_offset); }
-  const WorkItem* items() const { return at<WorkItem>(header().items_offset); }
-  const Segment* segments() const { return at<Segment>(header().segments_offset); }
-  const Merge* merges() const { return at<Merge>(header().merges_offset); }
-  const Partial* partials() const { return at<Partial>(header().partials_offset); }
-  const Split* splits() const { return at<Split>(header().splits_offset); }
+  CAPILLARY_HOST_DEVICE const int32_t* query_order() const { return at<int32_t>(header().query_order_offset); }
+  CAPILLARY_HOST_DEVICE const uint32_t* schedule_begin() const { return at<uint32_t>(header().schedule_begin_offset); }
+  CAPILLARY_HOST_DEVICE const ScheduleEntry* schedule() const { return at<ScheduleEntry>(header().schedule_offset); }
+  CAPILLARY_HOST_DEVICE const Job* jobs() const { return at<Job>(header().jobs_offset); }
+  CAPILLARY_HOST_DEVICE const RankWork* rank_works() const { return at<RankWork>(header().rank_works_offset); }
+  CAPILLARY_HOST_DEVICE const Phase* phases() const { return at<Phase>(header().phases_offset); }
+  CAPILLARY_HOST_DEVICE const WorkItem* items() const { return at<WorkItem>(header().items_offset); }
+  CAPILLARY_HOST_DEVICE const Segment* segments() const { return at<Segment>(header().segments_offset); }
+  CAPILLARY_HOST_DEVICE const Merge* merges() const { return at<Merge>(header().merges_offset); }
+  CAPILLARY_HOST_DEVICE const Partial* partials() const { return at<Partial>(header().partials_offset); }
+  CAPILLARY_HOST_DEVICE const Split* splits() const { return at<Split>(header().splits_offset); }
 };
 
 }  // namespace capillary

@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: MIT
+// cuda::decode: checks in constant time, fills the kernel's arguments, launches once.
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "capillary/cuda.h"
+#include "core/check_tensors.h"
+#include "cuda/cuda_check.h"
+#include "cuda/dispatch.h"
+#include "cuda/plan_buffer.h"
+#include "cuda/tree_decode/args.h"
+#include "shared/tile_table.h"
+
+namespace capillary::cuda {
+
+namespace {
+
+using tree_decode::KernelArgs;
+using tree_decode::NarrowCopy;
+
+[[noreturn]] void fail(const char* argument, const std::string& came, const char* expected,
+                       const char* remedy) {
+  throw InvalidArgument(five_parts("cuda::decode", argument, came, expected, remedy));
+}
+
+using EncodeTiled = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*,
+                                 const cuuint64_t*, const cuuint64_t*, const cuuint32_t*,
+                                 const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle,
+                                 CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+
+// The driver's encoder, found at run time so that nothing links against libcuda.
+EncodeTiled encoder() {
+  static const EncodeTiled function = [] {
+    void* entry = nullptr;
+    cudaDriverEntryPointQueryResult found{};
+    CAPILLARY_CUDA(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000,
+                                                    cudaEnableDefault, &found));
+    if (entry == nullptr || found != cudaDriverEntryPointSuccess)
+      throw DeviceError("cuTensorMapEncodeTiled: not offered by this driver; must be R525 or newer");
+    return reinterpret_cast<EncodeTiled>(entry);
+  }();
+  return function;
+}
+
+struct Box {
+  uint32_t dims;    // of a row
+  uint32_t tokens;
+  bool swizzled;
+};
+
+// [page][kv head][token][dim], innermost last; the cache's own strides, so any layout is read in place.
+void encode_map(CUtensorMap* map, const char* argument, const TensorView& cache, const Box& box) {
+  const cuuint64_t extents[4] = {
+      static_cast<cuuint64_t>(cache.shape[3]), static_cast<cuuint64_t>(cache.shape[1]),
+      static_cast<cuuint64_t>(cache.shape[2]), static_cast<cuuint64_t>(cache.shape[0])};
+  const auto bytes = [&](int axis) {
+    // A stride along an axis of one element is never followed, but the encoder wants it plausible.
+    const int64_t stride = cache.shape[static_cast<size_t>(axis)] == 1
+                               ? std::max<int64_t>(cache.strides[static_cast<size_t>(axis)], 8)
+                               : cache.strides[static_cast<size_t>(axis)];
+    return static_cast<cuuint64_t>(stride * 2);
+  };
+  const cuuint64_t strides[3] = {bytes(1), bytes(2), bytes(0)};
+  const cuuint32_t shape[4] = {box.dims, box.tokens, 1, 1};
+  const cuuint32_t steps[4] = {1, 1, 1, 1};
+  const CUresult result = encoder()(
+      map,
+      cache.dtype == DType::kFloat16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                                     : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+      4, cache.data, extents, strides, shape, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+      box.swizzled ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
+      CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (result == CUDA_SUCCESS) return;
+  std::string text = "[";
+  for (size_t i = 0; i < 4; ++i) text += (i ? ", " : "") + std::to_string(cache.shape[i]);
+  text += "], strides [";
+  for (size_t i = 0; i < 4; ++i) text += (i ? ", " : "") + std::to_string(cache.strides[i]);
+  throw UnsupportedConfig(five_parts(
+      "cuda::decode", argument, "has shape " + text + "], which the tensor map encoder refuses (" +
+                                    std::to_string(static_cast<int>(result)) + ")",
+      "have strides that are multiples of 8 elements and below 2^39",
+      "lay the cache out with padded strides"));
+}
+
+void check_alignment(const char* argument, const TensorView& tensor) {
+  if (reinterpret_cast<uintptr_t>(tensor.data) % 16 != 0)
+    fail(argument, "begins at an address that is not a multiple of 16", "be 16-byte aligned",
+         "pass a view that begins at an aligned element");
+  for (int axis = 0; axis + 1 < tensor.ndim; ++axis)
+    if (tensor.strides[static_cast<size_t>(axis)] % 8 != 0 &&
+        tensor.shape[static_cast<size_t>(axis)] > 1)
+      fail(argument,
+           "has stride " + std::to_string(tensor.strides[static_cast<size_t>(axis)]) + " on axis " +
+               std::to_string(axis),
+           "have strides that are multiples of 8 elements (16 bytes)", "pad the tensor's rows");
+}
+
+KernelArgs make_args(const PlanHeader& header, const void* g_plan, const DecodeTensors& tensors,
+                     void* workspace, const DecodeOptions& options) {
+  KernelArgs args{};
+  const TensorView& k = tensors.k_cache;
+  const TensorView& v = tensors.v_cache;
+  args.plan = static_cast<const unsigned char*>(g_plan);
+  args.q = tensors.q.data;
+  args.k = k.data;
+  args.v = v.data;
+  args.page_ids = static_cast<const int32_t*>(tensors.page_ids.data);
+  args.out = tensors.out.data;
+  args.lse = static_cast<float*>(tensors.lse.data);
+  args.workspace = workspace;
+  args.q_token_stride = tensors.q.strides[0];
+  args.q_head_stride = tensors.q.strides[1];
+  args.out_token_stride = tensors.out.strides[0];
+  args.out_head_stride = tensors.out.strides[1];
+  args.lse_token_stride = tensors.lse.strides[0];
+  args.lse_head_stride = tensors.lse.strides[1];
+  args.k_page_stride = k.strides[0] * 2;
+  args.k_token_stride = k.strides[1] * 2;
+  args.k_head_stride = k.strides[2] * 2;
+  args.v_page_stride = v.strides[0] * 2;
+  args.v_token_stride = v.strides[1] * 2;
+  args.v_head_stride = v.strides[2] * 2;
+  const float scale = options.softmax_scale != 0.0f
+                          ? options.softmax_scale
+                          : 1.0f / std::sqrt(static_cast<float>(header.head_dim));
+  args.scale_log2 = scale * 1.44269504088896340736f;
+  args.group_size = static_cast<uint32_t>(header.num_q_heads / header.num_kv_heads);
+  args.page_size = static_cast<uint32_t>(header.page_size);
+  args.wide_piece_tokens =
+      std::min<uint32_t>(args.page_size & (~args.page_size + 1), kTileTokens);
+  const bool contiguous = header.page_size == 1 || (k.strides[1] == header.head_dim &&
+                                                    v.strides[1] == header.head_dim);
+  args.narrow_piece_tokens = contiguous ? args.wide_piece_tokens : 1;
+  args.narrow_copy = !contiguous && args.wide_piece_tokens == kTileTokens ? NarrowCopy::kTensor
+                                                                          : NarrowCopy::kBulk;
+  const Box wide{64, args.wide_piece_tokens, true};
+  encode_map(&args.k_wide, "k_cache", k, wide);
+  encode_map(&args.v_wide, "v_cache", v, wide);
+  if (args.narrow_copy == NarrowCopy::kTensor) {
+    const Box narrow{static_cast<uint32_t>(header.head_dim), kTileTokens, false};
+    encode_map(&args.k_narrow, "k_cache", k, narrow);
+    encode_map(&args.v_narrow, "v_cache", v, narrow);
+  }
+  return args;
+}
+
+void launch(const tree_decode::KernelInstance& instance, const PlanHeader& header,
+            KernelArgs* args, bool dependent, cudaStream_t stream) {
+  cudaLaunchAttribute attributes[2]{};
+  attributes[0].id = cudaLaunchAttributeClusterDimension;
+  attributes[0].val.clusterDim.x = static_cast<unsigned>(header.cluster_size);
+  attributes[0].val.clusterDim.y = 1;
+  attributes[0].val.clusterDim.z = 1;
+  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[1].val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(header.cluster_size * header.num_clusters));
+  config.blockDim = dim3(instance.threads);
+  config.dynamicSmemBytes = instance.smem_bytes;
+  config.stream = stream;
+  config.attrs = attributes;
+  config.numAttrs = dependent ? 2 : 1;
+  void* parameters[] = {args};
+  CAPILLARY_CUDA(cudaLaunchKernelExC(&config, instance.function, parameters));
+}
+
+}  // namespace
+
+void decode(PlanBuffer& plan, const DecodeTensors& tensors, void* workspace,
+            int64_t workspace_bytes, const DecodeOptions& options, void* stream) {
+  PlanBuffer::Impl& self = *plan.impl_;
+  if (!self.uploaded)
+    fail("plan", "was never uploaded", "hold a plan", "call PlanBuffer::upload before decode");
+  const PlanHeader& header = self.header;
+  check_tensors(header, tensors, DeviceType::kCuda);
+  if (tensors.q.device_index != self.device)
+    fail("q", "is on cuda:" + std::to_string(tensors.q.device_index),
+         "be on the plan buffer's device", "keep one PlanBuffer a device");
+  if (header.head_dim != header.head_dim_v)
+    throw UnsupportedConfig(five_parts(
+        "cuda::decode", "v_cache", "has head_dim " + std::to_string(header.head_dim_v),
+        "have the head_dim of k_cache (" + std::to_string(header.head_dim) + ")",
+        "use the CPU backend"));
+  check_alignment("q", tensors.q);
+  check_alignment("k_cache", tensors.k_cache);
+  check_alignment("v_cache", tensors.v_cache);
+  check_alignment("out", tensors.out);
+  const int64_t needed = plan.workspace_bytes();
+  if (needed > workspace_bytes || (needed > 0 && workspace == nullptr))
+    throw WorkspaceTooSmall(
+        five_parts("cuda::decode", "workspace", "has " + std::to_string(workspace_bytes) + " bytes",
+                   "have at least " + std::to_string(needed) + " bytes for this plan",
+                   "allocate Plan::workspace_bytes()"),
+        needed, workspace_bytes);
+  if (needed > 0 && reinterpret_cast<uintptr_t>(workspace) % 16 != 0)
+    fail("workspace", "begins at an address that is not a multiple of 16", "be 16-byte aligned",
+         "allocate it with cudaMalloc");
+  const tree_decode::KernelInstance instance =
+      find_instance("cuda::decode", tensors.q.dtype, header.head_dim);
+  const DeviceGuard guard(self.device);
+  prepare_instance(self.device, instance);
+  auto cuda_stream = static_cast<cudaStream_t>(stream);
+  cudaStreamCaptureStatus capture{};
+  CAPILLARY_CUDA(cudaStreamIsCapturing(cuda_stream, &capture));
+  if (capture == cudaStreamCaptureStatusActive) self.captured = true;
+  if (header.num_clusters == 0) return;  // an empty batch: nothing to write
+  KernelArgs args = make_args(header, self.g_plan, tensors, workspace, options);
+  launch(instance, header, &args, options.dependent_launch, cuda_stream);
+}
+
+}  // namespace capillary::cuda

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: MIT
+// The kernel: one launch runs a whole plan. Persistent clusters walk their part of the schedule; in each CTA
+// eight consumer warps compute and exchange while two producer warps keep the ring full.
+#pragma once
+
+#include "cuda/tree_decode/narrow.cuh"
+#include "cuda/tree_decode/role_exchange.cuh"
+#include "cuda/tree_decode/role_load.cuh"
+#include "cuda/tree_decode/wide.cuh"
+
+namespace capillary::tree_decode {
+
+enum class Role : uint32_t { kCompute, kLoadK, kLoadV, kIdle };
+
+template <class Tr>
+__device__ __forceinline__ Role role_of_warp(uint32_t warp) {
+  if (warp < Tr::kConsumerWarps) return Role::kCompute;
+  if (warp == Tr::kConsumerWarps) return Role::kLoadK;
+  if (warp == Tr::kConsumerWarps + 1) return Role::kLoadV;
+  return Role::kIdle;
+}
+
+template <class Tr>
+__device__ __forceinline__ void init_barriers(Storage<Tr>& storage, uint32_t cluster_size) {
+  for (int stage = 0; stage < Tr::kStages; ++stage) {
+    ptx::mbarrier_init(storage.k_full + stage, 1);
+    ptx::mbarrier_init(storage.v_full + stage, 1);
+    ptx::mbarrier_init(storage.stage_empty + stage, Tr::kConsumerWarps);
+  }
+  ptx::mbarrier_init(&storage.slots_ready, cluster_size);
+  ptx::mbarrier_init(&storage.slots_free, cluster_size);
+  ptx::fence_mbarrier_init();
+}
+
+// Tells every rank (this one too) that one more rank has got this far.
+__device__ __forceinline__ void arrive_at_all_ranks(uint64_t* s_barrier, uint32_t cluster_size) {
+  if (threadIdx.x < cluster_size) ptx::mbarrier_arrive_release_cluster(s_barrier, threadIdx.x);
+}
+
+template <class Tr>
+__device__ void run_compute_role(const KernelArgs& args, Storage<Tr>& storage) {
+  const uint32_t lane = threadIdx.x & 31u;
+  const PlanView plan(args.plan);
+  const uint32_t rank = ptx::cluster_ctarank();
+  const uint32_t cluster = ptx::clusterid_x();
+  const uint32_t cluster_size = ptx::cluster_nctarank();
+  uint32_t parities = 0;
+  uint32_t exchange_parity = 0;
+  SlotGate gate{&storage.slots_free, 0, false};
+  const uint32_t end = plan.schedule_begin()[cluster + 1];
+  for (uint32_t entry = plan.schedule_begin()[cluster]; entry < end; ++entry) {
+    const ScheduleEntry scheduled = plan.schedule()[entry];
+    const Job job = plan.jobs()[scheduled.job];
+    const RankWork work = plan.rank_works()[scheduled.job * cluster_size + rank];
+    const JobRows rows{args, plan.query_order() + job.query_begin, scheduled.kv_head};
+    for (uint32_t i = 0; i < work.num_phases; ++i) {
+      const Phase& phase = plan.phases()[work.phase_begin + i];
+      if (phase.kind == PhaseKind::kWide)
+        compute_wide_phase(args, storage, plan, phase, rows, parities, gate);
+      else
+        compute_narrow_stream(args, storage, plan, phase, rows, parities, gate);
+      parities ^= parity_changes<Tr>(phase, lane);
+      // The next phase, the merges and the next job all touch slots this phase may still be using.
+      named_sync(NamedBarrier::kConsumers, Tr::kConsumerThreads);
+    }
+    if (job.needs_exchange != 0) {
+      // A rank may have touched no slot since the last exchange; its peers still count on its arrival.
+      gate.pass();
+      named_sync(NamedBarrier::kConsumers, Tr::kConsumerThreads);
+      arrive_at_all_ranks(&storage.slots_ready, cluster_size);
+      wait_cluster(&storage.slots_ready, exchange_parity, Wait::kSlotsReady);
+    }
+    run_merges(args, storage, plan, work, rows);
+    named_sync(NamedBarrier::kConsumers, Tr::kConsumerThreads);
+    if (job.needs_exchange != 0) {
+      arrive_at_all_ranks(&storage.slots_free, cluster_size);
+      gate.parity = exchange_parity;
+      gate.pending = true;
+      exchange_parity ^= 1u;
+    }
+  }
+}
+
+template <class Tr>
+__global__ void __launch_bounds__(Tr::kThreads, 1)
+    tree_decode_kernel(const __grid_constant__ KernelArgs args) {
+  extern __shared__ __align__(1024) unsigned char s_bytes[];
+  auto& storage = *reinterpret_cast<Storage<Tr>*>(s_bytes);
+  const uint32_t warp = threadIdx.x / 32;
+  const uint32_t cluster_size = ptx::cluster_nctarank();
+  if (threadIdx.x == 0) init_barriers(storage, cluster_size);
+  if (threadIdx.x == Tr::kConsumerThreads) {
+    ptx::prefetch_tensormap(&args.k_wide);
+    ptx::prefetch_tensormap(&args.v_wide);
+  }
+  if (cluster_size > 1) {
+    ptx::barrier_cluster_arrive_release();
+    ptx::barrier_cluster_wait_acquire();
+  } else {
+    __syncthreads();
+  }
+  // Everything above overlaps the tail of the kernel before us; nothing below may be read before it ends.
+  ptx::griddepcontrol_wait();
+
+  const Role role = role_of_warp<Tr>(warp);
+  if (role == Role::kCompute) {
+    ptx::setmaxnreg_inc<Tr::kConsumerRegisters>();
+    run_compute_role(args, storage);
+  } else {
+    ptx::setmaxnreg_dec<Tr::kProducerRegisters>();
+    if (role == Role::kLoadK) run_load_role<Tr, false>(args, storage);
+    if (role == Role::kLoadV) run_load_role<Tr, true>(args, storage);
+    ptx::griddepcontrol_launch_dependents();
+  }
+  // A peer may still be reading our slots or arriving on our barriers: nobody leaves before everybody is done.
+  if (cluster_size > 1) {
+    ptx::barrier_cluster_arrive_release();
+    ptx::barrier_cluster_wait_acquire();
+  }
+}
+
+}  // namespace capillary::tree_decode

@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: MIT
+// Load role: one warp fetches K, another V. Both walk this CTA's phases and keep the ring full, running
+// ahead of the consumers across items, phases and jobs.
+//
+//   barrier         arrives                         waits                    first phase
+//   k_full/v_full   this warp, 1 (expect_tx)+bytes  consumers, before use    0
+//   stage_empty     consumer warps, 8 in all        this warp, before reuse  passes at once (parity 1)
+//
+// Narrow phases: lane w feeds stream w, whose stages are w, w + kStreams, ..; a lane whose stage is still in
+// use does not hold the others up (test_wait). Wide phases: lanes 0..3 feed the four stages of a step.
+#pragma once
+
+#include "cuda/sync.cuh"
+#include "cuda/tree_decode/args.h"
+#include "cuda/tree_decode/storage.cuh"
+#include "cuda/tree_decode/walk.cuh"
+
+namespace capillary::tree_decode {
+
+// Where this warp's tensor lives; the compiler folds kIsV away.
+template <class Tr, bool kIsV>
+struct LoadSide {
+  const KernelArgs& args;
+  Storage<Tr>& storage;
+  uint32_t kv_head;
+
+  __device__ __forceinline__ uint64_t* full() const {
+    return kIsV ? storage.v_full : storage.k_full;
+  }
+  __device__ __forceinline__ const CUtensorMap* wide_map() const {
+    return kIsV ? &args.v_wide : &args.k_wide;
+  }
+  __device__ __forceinline__ const CUtensorMap* narrow_map() const {
+    return kIsV ? &args.v_narrow : &args.k_narrow;
+  }
+  __device__ __forceinline__ const unsigned char* row(int32_t page_id, uint32_t token) const {
+    const auto* base = static_cast<const unsigned char*>(kIsV ? args.v : args.k);
+    const int64_t page_stride = kIsV ? args.v_page_stride : args.k_page_stride;
+    const int64_t token_stride = kIsV ? args.v_token_stride : args.k_token_stride;
+    const int64_t head_stride = kIsV ? args.v_head_stride : args.k_head_stride;
+    return base + page_id * page_stride + static_cast<int64_t>(token) * token_stride +
+           static_cast<int64_t>(kv_head) * head_stride;
+  }
+  __device__ __forceinline__ unsigned char* narrow_stage(uint32_t stage) const {
+    return storage.ring + stage * Tr::kStageBytes + (kIsV ? Tr::kHalfTileBytes : 0);
+  }
+  // Rows of tile `tile` (0..3) in half `half` of the wide step whose first stage is `stage`.
+  __device__ __forceinline__ unsigned char* wide_rows(uint32_t stage, uint32_t tile,
+                                                      uint32_t half) const {
+    return storage.ring + stage * Tr::kStageBytes + (kIsV ? Tr::kWideKBytes : 0) +
+           half * Tr::kWideHalfBytes + tile * (kTileTokens * 128);
+  }
+};
+
+// Token offset from a page entry -> page entry and token inside that page.
+__device__ __forceinline__ uint32_t split_token(uint32_t token, uint32_t page_size, int64_t* entry) {
+  if (token < page_size) return token;
+  const uint32_t pages = token / page_size;
+  *entry += pages;
+  return token - pages * page_size;
+}
+
+// A tile whose page id has been asked for but not yet used: two of these hide the page table's latency.
+struct PendingTile {
+  int32_t page_id;
+  uint32_t token;  // inside the page
+  int32_t valid;
+};
+
+template <class Tr, bool kIsV>
+__device__ __forceinline__ void copy_narrow_tile(const LoadSide<Tr, kIsV>& side, uint32_t stage,
+                                                 const PendingTile& tile) {
+  if (side.args.narrow_copy == NarrowCopy::kTensor) {
+    ptx::mbarrier_arrive_expect_tx(side.full() + stage, kTileTokens * Tr::kRowBytes);
+    ptx::cp_async_bulk_tensor_4d(side.narrow_stage(stage), side.narrow_map(), 0,
+                                 static_cast<int32_t>(tile.token), static_cast<int32_t>(side.kv_head),
+                                 tile.page_id, side.full() + stage);
+    return;
+  }
+  const auto bytes = static_cast<uint32_t>(tile.valid) * Tr::kRowBytes;
+  ptx::mbarrier_arrive_expect_tx(side.full() + stage, bytes);
+  ptx::cp_async_bulk(side.narrow_stage(stage), side.row(tile.page_id, tile.token), bytes,
+                     side.full() + stage);
+}
+
+// A tile that must be gathered from runs of piece_tokens rows (small pages, rows that are not contiguous).
+template <class Tr, bool kIsV>
+__device__ __forceinline__ void gather_narrow_tile(const LoadSide<Tr, kIsV>& side, uint32_t stage,
+                                                   int64_t page_entry, uint32_t token,
+                                                   int32_t valid) {
+  const uint32_t piece = side.args.narrow_piece_tokens;
+  ptx::mbarrier_arrive_expect_tx(side.full() + stage, static_cast<uint32_t>(valid) * Tr::kRowBytes);
+  constexpr int kBatch = 4;  // page ids in flight together
+  for (uint32_t first = 0; first < static_cast<uint32_t>(valid); first += kBatch * piece) {
+    int32_t page_id[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const uint32_t offset = first + static_cast<uint32_t>(i) * piece;
+      int64_t entry = page_entry;
+      split_token(token + offset, side.args.page_size, &entry);
+      page_id[i] = offset < static_cast<uint32_t>(valid) ? side.args.page_ids[entry] : 0;
+    }
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const uint32_t offset = first + static_cast<uint32_t>(i) * piece;
+      if (offset >= static_cast<uint32_t>(valid)) continue;
+      int64_t entry = 0;
+      const uint32_t in_page = split_token(token + offset, side.args.page_size, &entry);
+      const uint32_t rows = min(piece, static_cast<uint32_t>(valid) - offset);
+      ptx::cp_async_bulk(side.narrow_stage(stage) + offset * Tr::kRowBytes,
+                         side.row(page_id[i], in_page), rows * Tr::kRowBytes, side.full() + stage);
+    }
+  }
+}
+
+template <class Tr, bool kIsV>
+__device__ void load_narrow_phase(const LoadSide<Tr, kIsV>& side, const PlanView& plan,
+                                  const Phase& phase, uint32_t parities, uint32_t lane) {
+  // This lane's stream: its items are contiguous and so are their segments.
+  const bool has_stream = lane < Tr::kStreams && phase.stream_tiles[lane % Tr::kStreams] > 0;
+  uint32_t left = has_stream ? phase.stream_tiles[lane % Tr::kStreams] : 0;
+  TileWalker walker;
+  walker.start(nullptr, 0);
+  if (has_stream) {
+    uint32_t item = phase.item_begin;
+    for (uint32_t stream = 0; stream < lane; ++stream) item += phase.stream_items[stream];
+    const uint32_t last = item + phase.stream_items[lane % Tr::kStreams] - 1;
+    const WorkItem* items = plan.items();
+    const uint32_t begin = items[item].segment_begin;
+    walker.start(plan.segments() + begin,
+                 items[last].segment_begin + items[last].num_segments - begin);
+  }
+  const bool single =
+      side.args.narrow_copy == NarrowCopy::kTensor || side.args.narrow_piece_tokens == kTileTokens;
+  const auto ask = [&]() -> PendingTile {
+    if (walker.done()) return {0, 0, 0};
+    int64_t entry = walker.page_entry();
+    const uint32_t token = split_token(walker.token(), side.args.page_size, &entry);
+    const PendingTile tile{side.args.page_ids[entry], token, walker.valid()};
+    walker.advance();
+    return tile;
+  };
+  PendingTile first{}, second{};
+  if (single) {
+    first = ask();
+    second = ask();
+  }
+  uint32_t turn = 0;           // of this stream's stages
+  uint32_t flipped = 0;        // parity relative to the phase's start
+  while (__any_sync(0xffffffffu, left > 0)) {
+    if (left > 0) {
+      const uint32_t stage = lane + turn * Tr::kStreams;
+      const uint32_t parity = ((parities >> stage) & 1u) ^ flipped;
+      if (ptx::mbarrier_test_wait_acquire_cta(side.storage.stage_empty + stage, parity ^ 1u)) {
+        if (single) {
+          copy_narrow_tile(side, stage, first);
+          first = second;
+          second = ask();
+        } else {
+          gather_narrow_tile(side, stage, walker.page_entry(), walker.token(), walker.valid());
+          walker.advance();
+        }
+        --left;
+        if (++turn == Tr::kStagesPerStream) {
+          turn = 0;
+          flipped ^= 1u;
+        }
+      }
+    }
+    __syncwarp();
+  }
+}
+
+template <class Tr, bool kIsV>
+__device__ __forceinline__ void copy_wide_tile(const LoadSide<Tr, kIsV>& side, uint32_t stage,
+                                               uint32_t tile, const TileWalker& walker,
+                                               int32_t first_page_id) {
+  uint64_t* full = side.full() + stage + tile;
+  const auto valid = static_cast<uint32_t>(walker.valid());
+  if (valid == 0) {  // past the item's last tile: nothing to fetch, but the stage takes its turn
+    ptx::mbarrier_arrive_release_cta(full, 1);
+    return;
+  }
+  const uint32_t piece = side.args.wide_piece_tokens;
+  const uint32_t pieces = (valid + piece - 1) / piece;
+  ptx::mbarrier_arrive_expect_tx(full, pieces * piece * 128 * Tr::kHalves);
+  for (uint32_t i = 0; i < pieces; ++i) {
+    int64_t entry = walker.page_entry();
+    const uint32_t token = split_token(walker.token() + i * piece, side.args.page_size, &entry);
+    const int32_t page_id = i == 0 ? first_page_id : side.args.page_ids[entry];
+#pragma unroll
+    for (uint32_t half = 0; half < Tr::kHalves; ++half)
+      ptx::cp_async_bulk_tensor_4d(side.wide_rows(stage, tile, half) + i * piece * 128,
+                                   side.wide_map(), static_cast<int32_t>(half * 64),
+                                   static_cast<int32_t>(token), static_cast<int32_t>(side.kv_head),
+                                   page_id, full);
+  }
+}
+
+template <class Tr, bool kIsV>
+__device__ void load_wide_phase(const LoadSide<Tr, kIsV>& side, const PlanView& plan,
+                                const Phase& phase, uint32_t parities, uint32_t lane) {
+  uint32_t turn = 0, flipped = 0;  // shared by all items of the phase
+  for (uint32_t i = 0; i < phase.num_items; ++i) {
+    const WorkItem& item = plan.items()[phase.item_begin + i];
+    const uint32_t steps = (item.num_tiles + kWideTiles - 1) / kWideTiles;
+    TileWalker walker;
+    walker.start(plan.segments() + item.segment_begin, lane < kWideTiles ? item.num_segments : 0);
+    walker.advance(static_cast<int32_t>(lane));
+    const auto ask = [&]() -> int32_t {
+      if (walker.done()) return 0;
+      int64_t entry = walker.page_entry();
+      split_token(walker.token(), side.args.page_size, &entry);
+      return side.args.page_ids[entry];
+    };
+    int32_t page_id = ask();
+    for (uint32_t step = 0; step < steps; ++step) {
+      if (lane < kWideTiles) {
+        const uint32_t stage = turn * kWideTiles;
+        const uint32_t parity = ((parities >> (stage + lane)) & 1u) ^ flipped;
+        wait_cta(side.storage.stage_empty, stage + lane, parity ^ 1u, Wait::kStageEmpty);
+        const TileWalker current = walker;
+        const int32_t current_page_id = page_id;
+        walker.advance(kWideTiles);
+        page_id = ask();  // for the next step, while this one's copies are issued
+        copy_wide_tile(side, stage, lane, current, current_page_id);
+      }
+      __syncwarp();
+      if (++turn == Tr::kWideStages) {
+        turn = 0;
+        flipped ^= 1u;
+      }
+    }
+  }
+}
+
+template <class Tr, bool kIsV>
+__device__ void run_load_role(const KernelArgs& args, Storage<Tr>& storage) {
+  const uint32_t lane = threadIdx.x & 31u;
+  const PlanView plan(args.plan);
+  const PlanHeader& header = plan.header();
+  const uint32_t rank = ptx::cluster_ctarank();
+  const uint32_t cluster = ptx::clusterid_x();
+  const uint32_t cluster_size = ptx::cluster_nctarank();
+  (void)header;
+  uint32_t parities = 0;
+  const uint32_t end = plan.schedule_begin()[cluster + 1];
+  for (uint32_t entry = plan.schedule_begin()[cluster]; entry < end; ++entry) {
+    const ScheduleEntry scheduled = plan.schedule()[entry];
+    const RankWork work = plan.rank_works()[scheduled.job * cluster_size + rank];
+    const LoadSide<Tr, kIsV> side{args, storage, scheduled.kv_head};
+    for (uint32_t i = 0; i < work.num_phases; ++i) {
+      const Phase& phase = plan.phases()[work.phase_begin + i];
+      if (phase.kind == PhaseKind::kWide)
+        load_wide_phase(side, plan, phase, parities, lane);
+      else
+        load_narrow_phase(side, plan, phase, parities, lane);
+      parities ^= parity_changes<Tr>(phase, lane);
+    }
+  }
+}
+
+}  // namespace capillary::tree_decode

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: MIT
+// Compile-time facts of one kernel instance, derived from the tile table.
+#pragma once
+
+#include "shared/tile_table.h"
+
+namespace capillary::tree_decode {
+
+template <class T_, int kHeadDim_>
+struct Traits {
+  using T = T_;
+  static constexpr int kHeadDim = kHeadDim_;
+  static constexpr int kDim = padded_dim(kHeadDim);     // of shared memory rows and accumulators
+  static constexpr int kHalves = kDim / 64;             // 128-byte column blocks of a swizzled tile
+  static constexpr int kChunks = kHeadDim / 8;          // 16-byte chunks of a K or V row
+  static constexpr int kChunkSteps = (kChunks + 3) / 4;  // a quad of lanes takes four chunks a step
+  static constexpr TileTable kTable = tile_table(kHeadDim);
+  static constexpr int kStages = kTable.num_stages;
+  static constexpr int kStreams = kTable.num_streams;
+  static constexpr int kStagesPerStream = kStages / kStreams;
+  static constexpr int kSlots = kTable.num_slots;
+  static constexpr int kWideStages = kStages / kWideTiles;
+
+  static constexpr int kRowBytes = kHeadDim * 2;                    // one K row, unswizzled
+  static constexpr int kHalfTileBytes = kTileTokens * kDim * 2;     // K (or V) room of one stage
+  static constexpr int kStageBytes = 2 * kHalfTileBytes;
+  static constexpr int kWideKBytes = kWideTiles * kHalfTileBytes;   // K room of a wide step
+  static constexpr int kWideHalfBytes = kWideTiles * kTileTokens * 128;  // 64 tokens x 64 elements
+
+  static constexpr int kConsumerThreads = 256;
+  static constexpr int kProducerThreads = 128;
+  static constexpr int kThreads = kConsumerThreads + kProducerThreads;
+  static constexpr int kConsumerWarps = kConsumerThreads / 32;
+  // 65536 registers: 256 * 224 + 128 * 56 = 64512.
+  static constexpr int kConsumerRegisters = 224;
+  static constexpr int kProducerRegisters = 56;
+
+  static_assert(kHeadDim % 8 == 0 && kHeadDim >= 64 && kHeadDim <= 256);
+  static_assert(kStages <= 32, "stage parities are kept in one 32-bit mask, a lane a stage");
+  static_assert(kStages % kWideTiles == 0 && kStages % kStreams == 0);
+  static_assert(kConsumerThreads * kConsumerRegisters + kProducerThreads * kProducerRegisters <=
+                65536);
+};
+
+}  // namespace capillary::tree_decode

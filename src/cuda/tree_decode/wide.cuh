@@ -1,0 +1,358 @@
+// SPDX-License-Identifier: MIT
+// Compute role, wide items: a warpgroup holds 64 rows; a step is four tiles (64 tokens) in the 128-byte swizzle.
+//
+// More than 64 rows: the two warpgroups take 64 rows each of every step. 64 or fewer: they take alternate steps
+// of the same rows and warpgroup 0 folds warpgroup 1's partial in at the end, through the item's own slots.
+// S = Q K^T: Q in registers, K by descriptor, 64 x 64. O += P V: P is S's accumulator repacked, V by descriptor.
+#pragma once
+
+#include "cuda/sync.cuh"
+#include "cuda/tree_decode/rows.cuh"
+#include "cuda/tree_decode/walk.cuh"
+#include "shared/plan_layout.h"
+
+namespace capillary::tree_decode {
+
+// Accumulator of 64 rows x 64 columns: lane (g, t) of warp w has rows 16w + g (elements 4j, 4j + 1) and
+// 16w + g + 8 (4j + 2, 4j + 3), columns 8j + 2t and 8j + 2t + 1.
+template <class Tr>
+struct WideState {
+  uint32_t q[Tr::kDim / 16][4];
+  float o[Tr::kHalves][32];
+  float max[2];
+  float sum[2];  // this lane's share
+};
+
+// Shared-memory matrix descriptor (PTX ISA 9.7.15.5.1): 128-byte swizzle, 8-row groups 1024 bytes apart.
+__device__ __forceinline__ uint64_t swizzled_descriptor(const void* s_tile) {
+  const uint64_t address = ptx::smem_address(s_tile);
+  return ((address & 0x3ffffu) >> 4) | (uint64_t{1024 >> 4} << 16) | (uint64_t{1024 >> 4} << 32) |
+         (uint64_t{1} << 62);
+}
+
+template <class Tr>
+struct WideRows {
+  uint32_t warpgroup, first_row;  // of the item, for this warpgroup
+  bool alternate;                 // both warpgroups work on the same rows
+  __device__ __forceinline__ explicit WideRows(const WorkItem& item)
+      : warpgroup(threadIdx.x / 128), alternate(item.num_rows <= 64) {
+    first_row = alternate ? 0 : warpgroup * 64;
+  }
+  // Item row of this lane's row r (0: g, 1: g + 8).
+  __device__ __forceinline__ uint32_t row(int r) const {
+    return first_row + ((threadIdx.x >> 5) & 3u) * 16 + ((threadIdx.x & 31u) >> 2) +
+           static_cast<uint32_t>(r) * 8;
+  }
+};
+
+template <class Tr>
+__device__ __forceinline__ void wide_begin(const WorkItem& item, const JobRows& rows,
+                                           const WideRows<Tr>& mine, Storage<Tr>& storage,
+                                           WideState<Tr>& state) {
+  const uint32_t t = threadIdx.x & 3u;
+  // Of two warpgroups on the same rows only the first resumes the saved state.
+  const bool resumes = item.init_slot != kNoSlot && !(mine.alternate && mine.warpgroup == 1);
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const uint32_t row = mine.row(r);
+    const bool real = row < item.num_rows;
+    const typename Tr::T* q = rows.q<typename Tr::T>(item.row_begin + (real ? row : 0));
+#pragma unroll
+    for (int s = 0; s < Tr::kDim / 16; ++s)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const uint32_t dim = 16u * static_cast<uint32_t>(s) + 8u * static_cast<uint32_t>(half) + 2 * t;
+        state.q[s][2 * half + r] = real && dim < Tr::kHeadDim
+                                       ? __ldg(reinterpret_cast<const uint32_t*>(q + dim))
+                                       : 0u;
+      }
+    state.max[r] = -INFINITY;
+    state.sum[r] = 0.0f;
+    const bool resumed = resumes && real;
+    const int slot = item.init_slot + static_cast<int>(row);
+    if (resumed) {
+      const float2 saved = storage.slot_state[slot];
+      state.max[r] = saved.x;
+      state.sum[r] = t == 0 ? saved.y : 0.0f;
+    }
+#pragma unroll
+    for (int h = 0; h < Tr::kHalves; ++h)
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        float2 value{0.0f, 0.0f};
+        if (resumed)
+          value = *reinterpret_cast<const float2*>(
+              slot_at(storage, slot, 64 * h + 8 * j + 2 * static_cast<int>(t)));
+        state.o[h][4 * j + 2 * r] = value.x;
+        state.o[h][4 * j + 2 * r + 1] = value.y;
+      }
+  }
+}
+
+// Masks, running maximum, probabilities; rescales the output. `valid` bit field: 5 bits a tile.
+template <class Tr>
+__device__ __forceinline__ void wide_softmax(float (&scores)[32], uint32_t valid, bool full,
+                                             float scale_log2, WideState<Tr>& state) {
+  const int t = static_cast<int>(threadIdx.x & 3u);
+  if (!full) {
+#pragma unroll
+    for (int j = 0; j < 8; ++j)
+#pragma unroll
+      for (int c = 0; c < 4; ++c) {
+        const int token = (8 * j + 2 * t + (c & 1)) & 15;
+        const int tile_valid = static_cast<int>((valid >> (5 * (j / 2))) & 31u);
+        if (token >= tile_valid) scores[4 * j + c] = -INFINITY;
+      }
+  }
+  float correction[2];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    float top = -INFINITY;
+#pragma unroll
+    for (int j = 0; j < 8; ++j)
+      top = fmaxf(top, fmaxf(scores[4 * j + 2 * r], scores[4 * j + 2 * r + 1]));
+    top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
+    top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
+    const float fresh = fmaxf(state.max[r], top * scale_log2);
+    const float base = fresh == -INFINITY ? 0.0f : fresh;
+    correction[r] = ptx::ex2_approx(state.max[r] - base);
+    state.max[r] = fresh;
+    float sum = 0.0f;
+#pragma unroll
+    for (int j = 0; j < 8; ++j)
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        float& score = scores[4 * j + 2 * r + c];
+        score = ptx::ex2_approx(fmaf(score, scale_log2, -base));
+        sum += score;
+      }
+    state.sum[r] = state.sum[r] * correction[r] + sum;
+  }
+#pragma unroll
+  for (int h = 0; h < Tr::kHalves; ++h)
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      state.o[h][4 * j + 0] *= correction[0];
+      state.o[h][4 * j + 1] *= correction[0];
+      state.o[h][4 * j + 2] *= correction[1];
+      state.o[h][4 * j + 3] *= correction[1];
+    }
+}
+
+// Rows past a tile's end hold stale bytes, possibly NaN; the product reads them with weight 0, so they must
+// be numbers. Both warpgroups may do this to the same stage: they write the same zeros.
+template <class Tr>
+__device__ __forceinline__ void wide_clear_v(unsigned char* s_v, uint32_t valid,
+                                             NamedBarrier barrier) {
+  const uint32_t thread = threadIdx.x & 127u;
+#pragma unroll
+  for (uint32_t tile = 0; tile < kWideTiles; ++tile) {
+    const uint32_t first = (valid >> (5 * tile)) & 31u;
+    const uint32_t pieces = (kTileTokens - first) * Tr::kHalves * 8;  // of 16 bytes
+    for (uint32_t i = thread; i < pieces; i += 128) {
+      const uint32_t token = first + i / (Tr::kHalves * 8), rest = i % (Tr::kHalves * 8);
+      *reinterpret_cast<uint4*>(s_v + (rest / 8) * Tr::kWideHalfBytes +
+                                (tile * kTileTokens + token) * 128 + (rest % 8) * 16) =
+          uint4{0, 0, 0, 0};
+    }
+  }
+  ptx::fence_proxy_async_shared_cta();
+  named_sync(barrier, 128);
+}
+
+template <class Tr>
+__device__ __forceinline__ void wide_scores(const unsigned char* s_k, const WideState<Tr>& state,
+                                            float (&scores)[32]) {
+  ptx::wgmma_fence();
+#pragma unroll
+  for (int s = 0; s < Tr::kDim / 16; ++s)
+    ptx::wgmma_m64n64k16<typename Tr::T, 0>(
+        scores, state.q[s][0], state.q[s][1], state.q[s][2], state.q[s][3],
+        swizzled_descriptor(s_k + (s / 4) * Tr::kWideHalfBytes + (s % 4) * 32), s > 0);
+  ptx::wgmma_commit();
+  ptx::wgmma_wait<0>();
+#pragma unroll
+  for (float& score : scores) ptx::wgmma_pin(score);
+}
+
+template <class Tr>
+__device__ __forceinline__ void wide_output(const unsigned char* s_v, const float (&scores)[32],
+                                            WideState<Tr>& state) {
+  uint32_t p[4][4];
+#pragma unroll
+  for (int ks = 0; ks < 4; ++ks) {
+    p[ks][0] = pack2<typename Tr::T>(scores[8 * ks + 0], scores[8 * ks + 1]);
+    p[ks][1] = pack2<typename Tr::T>(scores[8 * ks + 2], scores[8 * ks + 3]);
+    p[ks][2] = pack2<typename Tr::T>(scores[8 * ks + 4], scores[8 * ks + 5]);
+    p[ks][3] = pack2<typename Tr::T>(scores[8 * ks + 6], scores[8 * ks + 7]);
+  }
+#pragma unroll
+  for (int h = 0; h < Tr::kHalves; ++h)
+#pragma unroll
+    for (float& value : state.o[h]) ptx::wgmma_pin(value);
+  ptx::wgmma_fence();
+#pragma unroll
+  for (int ks = 0; ks < 4; ++ks)
+#pragma unroll
+    for (int h = 0; h < Tr::kHalves; ++h)
+      ptx::wgmma_m64n64k16<typename Tr::T, 1>(
+          state.o[h], p[ks][0], p[ks][1], p[ks][2], p[ks][3],
+          swizzled_descriptor(s_v + h * Tr::kWideHalfBytes + ks * kTileTokens * 128), 1);
+  ptx::wgmma_commit();
+  ptx::wgmma_wait<0>();
+#pragma unroll
+  for (int h = 0; h < Tr::kHalves; ++h)
+#pragma unroll
+    for (float& value : state.o[h]) ptx::wgmma_pin(value);
+}
+
+template <class Tr>
+__device__ __forceinline__ void wide_store_slots(int first_slot, const WorkItem& item,
+                                                 const WideRows<Tr>& mine, Storage<Tr>& storage,
+                                                 const WideState<Tr>& state, const float (&sum)[2]) {
+  const int t = static_cast<int>(threadIdx.x & 3u);
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const uint32_t row = mine.row(r);
+    if (row >= item.num_rows) continue;
+    const int slot = first_slot + static_cast<int>(row);
+    if (t == 0) storage.slot_state[slot] = {state.max[r], sum[r]};
+#pragma unroll
+    for (int h = 0; h < Tr::kHalves; ++h)
+#pragma unroll
+      for (int j = 0; j < 8; ++j)
+        *reinterpret_cast<float2*>(slot_at(storage, slot, 64 * h + 8 * j + 2 * t)) = {
+            state.o[h][4 * j + 2 * r], state.o[h][4 * j + 2 * r + 1]};
+  }
+}
+
+// Warpgroup 0 takes in the partial that warpgroup 1 left in the item's slots.
+template <class Tr>
+__device__ __forceinline__ void wide_fold(const WorkItem& item, const WideRows<Tr>& mine,
+                                          Storage<Tr>& storage, WideState<Tr>& state,
+                                          float (&sum)[2]) {
+  const int t = static_cast<int>(threadIdx.x & 3u);
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const uint32_t row = mine.row(r);
+    if (row >= item.num_rows) continue;
+    const int slot = item.dest_slot + static_cast<int>(row);
+    const float2 other = storage.slot_state[slot];
+    const float fresh = fmaxf(state.max[r], other.x);
+    const float base = fresh == -INFINITY ? 0.0f : fresh;
+    const float mine_scale = ptx::ex2_approx(state.max[r] - base);
+    const float other_scale = ptx::ex2_approx(other.x - base);
+    state.max[r] = fresh;
+    sum[r] = sum[r] * mine_scale + other.y * other_scale;
+#pragma unroll
+    for (int h = 0; h < Tr::kHalves; ++h)
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const float2 value =
+            *reinterpret_cast<const float2*>(slot_at(storage, slot, 64 * h + 8 * j + 2 * t));
+        float& low = state.o[h][4 * j + 2 * r];
+        float& high = state.o[h][4 * j + 2 * r + 1];
+        low = low * mine_scale + value.x * other_scale;
+        high = high * mine_scale + value.y * other_scale;
+      }
+  }
+}
+
+template <class Tr>
+__device__ __forceinline__ void wide_end(const WorkItem& item, const JobRows& rows,
+                                         const WideRows<Tr>& mine, bool fold, Storage<Tr>& storage,
+                                         SlotGate& gate, WideState<Tr>& state) {
+  float sum[2];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    sum[r] = state.sum[r];
+    sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], 1);
+    sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], 2);
+  }
+  if (item.destination == Destination::kSlot || fold) gate.pass();
+  if (fold) {
+    // Warpgroup 0 has read init_slot long ago (it may be dest_slot), but only this barrier says so.
+    named_sync(NamedBarrier::kConsumers, Tr::kConsumerThreads);
+    if (mine.warpgroup == 1) wide_store_slots(item.dest_slot, item, mine, storage, state, sum);
+    named_sync(NamedBarrier::kConsumers, Tr::kConsumerThreads);
+    if (mine.warpgroup == 0) wide_fold(item, mine, storage, state, sum);
+  }
+  if (mine.alternate && mine.warpgroup == 1) return;
+  if (item.destination == Destination::kSlot) {
+    wide_store_slots(item.dest_slot, item, mine, storage, state, sum);
+    return;
+  }
+  const int t = static_cast<int>(threadIdx.x & 3u);
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const uint32_t row = mine.row(r);
+    if (row >= item.num_rows) continue;
+    const float inverse = sum[r] > 0.0f ? 1.0f / sum[r] : 0.0f;
+    typename Tr::T* out = rows.out<typename Tr::T>(item.row_begin + row);
+#pragma unroll
+    for (int h = 0; h < Tr::kHalves; ++h)
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const int dim = 64 * h + 8 * j + 2 * t;
+        if (Tr::kHeadDim % 64 != 0 && dim >= Tr::kHeadDim) continue;
+        *reinterpret_cast<uint32_t*>(out + dim) = pack2<typename Tr::T>(
+            state.o[h][4 * j + 2 * r] * inverse, state.o[h][4 * j + 2 * r + 1] * inverse);
+      }
+    if (t == 0) rows.write_lse(item.row_begin + row, state.max[r], sum[r]);
+  }
+}
+
+template <class Tr>
+__device__ void compute_wide_phase(const KernelArgs& args, Storage<Tr>& storage, const PlanView& plan,
+                                   const Phase& phase, const JobRows& rows, uint32_t parities,
+                                   SlotGate& gate) {
+  const uint32_t lane = threadIdx.x & 31u;
+  uint32_t turn = 0, flipped = 0;
+  for (uint32_t index = 0; index < phase.num_items; ++index) {
+    const WorkItem item = plan.items()[phase.item_begin + index];
+    const WideRows<Tr> mine(item);
+    const NamedBarrier own_barrier =
+        mine.warpgroup == 0 ? NamedBarrier::kWarpgroup0 : NamedBarrier::kWarpgroup1;
+    const uint32_t steps = (item.num_tiles + kWideTiles - 1) / kWideTiles;
+    WideState<Tr> state;
+    wide_begin(item, rows, mine, storage, state);
+    TileWalker walker;  // lane i walks tile i of every step, for its token count
+    walker.start(plan.segments() + item.segment_begin, item.num_segments);
+    walker.advance(static_cast<int32_t>(lane & 3u));
+    for (uint32_t step = 0; step < steps; ++step) {
+      const auto own_valid = static_cast<uint32_t>(walker.valid());
+      walker.advance(kWideTiles);
+      const uint32_t stage = turn * kWideTiles;
+      const uint32_t use = flipped;
+      if (++turn == Tr::kWideStages) {
+        turn = 0;
+        flipped ^= 1u;
+      }
+      if (mine.alternate && (step & 1u) != mine.warpgroup) continue;
+      uint32_t valid = 0;
+#pragma unroll
+      for (int tile = 0; tile < kWideTiles; ++tile)
+        valid |= __shfl_sync(0xffffffffu, own_valid, tile) << (5 * tile);
+      const bool full = valid == (16u | 16u << 5 | 16u << 10 | 16u << 15);
+      unsigned char* s_k = storage.ring + stage * Tr::kStageBytes;
+      unsigned char* s_v = s_k + Tr::kWideKBytes;
+#pragma unroll
+      for (uint32_t tile = 0; tile < kWideTiles; ++tile)
+        wait_cta(storage.k_full, stage + tile, ((parities >> (stage + tile)) & 1u) ^ use, Wait::kKFull);
+      float scores[32];
+      wide_scores<Tr>(s_k, state, scores);
+      wide_softmax<Tr>(scores, valid, full, args.scale_log2, state);
+#pragma unroll
+      for (uint32_t tile = 0; tile < kWideTiles; ++tile)
+        wait_cta(storage.v_full, stage + tile, ((parities >> (stage + tile)) & 1u) ^ use, Wait::kVFull);
+      if (!full) wide_clear_v<Tr>(s_v, valid, own_barrier);
+      wide_output<Tr>(s_v, scores, state);
+      // Four warps of one warpgroup arrive twice each, or eight of two once: always 8.
+      if (lane < kWideTiles)
+        ptx::mbarrier_arrive_release_cta(storage.stage_empty + stage + lane, mine.alternate ? 2 : 1);
+    }
+    wide_end(item, rows, mine, mine.alternate && steps > 1, storage, gate, state);
+  }
+}
+
+}  // namespace capillary::tree_decode
