@@ -4,6 +4,8 @@
 // of the job are done its merges read those slots in partial order; rows split over jobs meet in the
 // workspace and are merged in part order at the end. Nothing depends on which thread does what, so the
 // same plan and tensors give the same bits with any number of threads.
+#include "cpu/interpreter.h"
+
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -13,9 +15,8 @@
 #include <string>
 #include <vector>
 
-#include "capillary/decode.h"
 #include "capillary/error.h"
-#include "cpu/attend.h"
+#include "cpu/aligned.h"
 #include "cpu/parallel.h"
 #include "cpu/tensor_access.h"
 #include "shared/lse.h"
@@ -34,7 +35,7 @@ struct PartialBank {
       : out_stride(stride),
         max(static_cast<size_t>(num_rows)),
         sum(static_cast<size_t>(num_rows)),
-        out(static_cast<size_t>(num_rows * stride)) {}
+        out(num_rows * stride) {}
 
   // A slot that is read before it was written shows as NaN in the output.
   void poison() {
@@ -44,7 +45,8 @@ struct PartialBank {
   float* out_row(int64_t row) { return out.data() + row * out_stride; }
 
   int64_t out_stride;
-  std::vector<float> max, sum, out;
+  std::vector<float> max, sum;
+  cpu::AlignedFloats out;
 };
 
 // One scheduled job in flight: the slots of all its ranks.
@@ -56,30 +58,119 @@ struct JobRun {
 
 // What one thread needs for the item in hand.
 struct Worker {
-  explicit Worker(const PlanHeader& header, int64_t out_stride)
+  Worker(const PlanHeader& header, int64_t out_stride, const cpu::AttendKernel& kernel)
       : q(static_cast<size_t>(kMaxJobRows) * static_cast<size_t>(header.head_dim)),
+        packed_q(kernel.packed_floats(kMaxJobRows, header.head_dim)),
+        scratch(kernel.scratch_floats(kMaxJobRows, header.head_dim, header.head_dim_v)),
         rows(kMaxJobRows, out_stride) {}
 
   std::vector<float> q;
+  cpu::AlignedFloats packed_q, scratch;
   PartialBank rows;
-  const std::byte* k_tokens[cpu::kBlockTokens];
-  const std::byte* v_tokens[cpu::kBlockTokens];
+  cpu::TokenBlock blocks[2];
 };
+
+// Walks an item's segments and says where the next tokens lie. Page ids are looked at only for tokens that
+// the segments name.
+class TokenCursor {
+ public:
+  TokenCursor(const PlanView& plan, const WorkItem& item, const DecodeTensors& tensors,
+              uint32_t kv_head)
+      : segment_(plan.segments() + item.segment_begin),
+        segments_end_(segment_ + item.num_segments),
+        page_size_(plan.header().page_size),
+        tensors_(tensors),
+        page_ids_(static_cast<const int32_t*>(tensors.page_ids.data)),
+        kv_head_(kv_head) {
+    enter_segment();
+  }
+
+  void fill(cpu::TokenBlock& block) {
+    block.num_tokens = 0;
+    while (segment_ != segments_end_ && block.num_tokens < cpu::kBlockTokens) {
+      const int32_t count =
+          std::min({page_size_ - slot_, left_, cpu::kBlockTokens - block.num_tokens});
+      append(block, count);
+      left_ -= count;
+      slot_ += count;
+      if (slot_ == page_size_) {
+        slot_ = 0;
+        ++entry_;
+      }
+      if (left_ == 0) {
+        ++segment_;
+        enter_segment();
+      }
+    }
+  }
+
+ private:
+  void enter_segment() {
+    if (segment_ == segments_end_) return;
+    entry_ = segment_->page_offset;
+    slot_ = segment_->token_begin;
+    left_ = segment_->num_tokens;
+  }
+
+  void append(cpu::TokenBlock& block, int32_t count) const {
+    const TensorView& k_cache = tensors_.k_cache;
+    const TensorView& v_cache = tensors_.v_cache;
+    const int64_t page = page_ids_[entry_];
+    if (page < 0 || page >= k_cache.shape[0]) {
+      throw InvalidArgument(five_parts(
+          "decode", "page_ids",
+          "names page " + std::to_string(page) + " in entry " + std::to_string(entry_),
+          "name pages below " + std::to_string(k_cache.shape[0]) + " (num_pages of the caches)",
+          "pass the caches and the block table of one pool"));
+    }
+    const int64_t k_token_bytes = k_cache.strides[1] * dtype_bytes(k_cache.dtype);
+    const int64_t v_token_bytes = v_cache.strides[1] * dtype_bytes(v_cache.dtype);
+    const std::byte* k_token = element(k_cache, page, slot_, kv_head_);
+    const std::byte* v_token = element(v_cache, page, slot_, kv_head_);
+    for (int32_t i = 0; i < count; ++i) {
+      block.k[block.num_tokens] = k_token + i * k_token_bytes;
+      block.v[block.num_tokens] = v_token + i * v_token_bytes;
+      ++block.num_tokens;
+    }
+  }
+
+  const Segment* segment_;
+  const Segment* segments_end_;
+  int32_t page_size_;
+  const DecodeTensors& tensors_;
+  const int32_t* page_ids_;
+  uint32_t kv_head_;
+  int64_t entry_ = 0;
+  int32_t slot_ = 0;
+  int32_t left_ = 0;
+};
+
+constexpr cpu::CacheType cache_type(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat16:
+      return cpu::CacheType::kFloat16;
+    case DType::kBFloat16:
+      return cpu::CacheType::kBFloat16;
+    default:
+      return cpu::CacheType::kFloat32;
+  }
+}
 
 class Interpreter {
  public:
-  Interpreter(const Plan& plan, const DecodeTensors& tensors, const DecodeOptions& options)
+  Interpreter(const Plan& plan, const DecodeTensors& tensors, const DecodeOptions& options,
+              const cpu::AttendKernel& kernel)
       : plan_(plan.data()),
         header_(plan_.header()),
         tensors_(tensors),
+        kernel_(kernel),
         group_size_(header_.num_q_heads / std::max(1, header_.num_kv_heads)),
-        out_stride_((header_.head_dim_v + 15) / 16 * 16),
-        page_ids_(static_cast<const int32_t*>(tensors.page_ids.data)),
+        out_stride_(cpu::padded_floats(header_.head_dim_v)),
         num_threads_(options.num_threads) {
     const float scale = options.softmax_scale != 0.0f
                             ? options.softmax_scale
                             : 1.0f / std::sqrt(static_cast<float>(header_.head_dim));
-    q_scale_ = scale * kLog2E;
+    score_scale_ = scale * kLog2E;
   }
 
   void run();
@@ -89,8 +180,6 @@ class Interpreter {
   void run_item(const Job& job, const WorkItem& item, uint32_t kv_head, PartialBank& slots,
                 int64_t first_slot, Worker& worker);
   void load_queries(const Job& job, const WorkItem& item, uint32_t kv_head, Worker& worker) const;
-  void attend_segments(const WorkItem& item, uint32_t kv_head, const cpu::AttendRows& rows,
-                       Worker& worker) const;
   void run_merges(uint32_t scheduled, PartialBank& slots, PartialBank& scratch);
   void finish_split(const Split& split, uint32_t kv_head, PartialBank& scratch);
   static void merge_row(PartialBank& into, int64_t into_row, PartialBank& from, int64_t from_row,
@@ -112,11 +201,11 @@ class Interpreter {
   PlanView plan_;
   const PlanHeader& header_;
   const DecodeTensors& tensors_;
+  const cpu::AttendKernel& kernel_;
   int32_t group_size_;
   int64_t out_stride_;
-  const int32_t* page_ids_;
   int32_t num_threads_;
-  float q_scale_;
+  float score_scale_;
 
   std::vector<std::unique_ptr<Worker>> workers_;
   std::unique_ptr<JobRun[]> runs_;
@@ -139,7 +228,7 @@ void Interpreter::run() {
 
   const int32_t num_threads = cpu::resolve_threads(num_threads_, num_tasks);
   for (int32_t i = 0; i < num_threads; ++i)
-    workers_.push_back(std::make_unique<Worker>(header_, out_stride_));
+    workers_.push_back(std::make_unique<Worker>(header_, out_stride_, kernel_));
   cpu::parallel_for(num_tasks, num_threads, [&](int64_t task, int32_t worker) {
     run_rank(static_cast<uint32_t>(task / cluster_size), static_cast<uint32_t>(task % cluster_size),
              *workers_[static_cast<size_t>(worker)]);
@@ -221,13 +310,20 @@ void Interpreter::run_item(const Job& job, const WorkItem& item, uint32_t kv_hea
   const cpu::AttendRows rows{.num_rows = item.num_rows,
                              .head_dim = header_.head_dim,
                              .head_dim_v = header_.head_dim_v,
-                             .dtype = tensors_.k_cache.dtype,
-                             .q = worker.q.data(),
+                             .type = cache_type(tensors_.k_cache.dtype),
+                             .score_scale = score_scale_,
+                             .packed_q = worker.packed_q.data(),
                              .max = bank.max.data() + first_row,
                              .sum = bank.sum.data() + first_row,
                              .out = bank.out_row(first_row),
-                             .out_stride = out_stride_};
-  attend_segments(item, kv_head, rows, worker);
+                             .scratch = worker.scratch.data()};
+  // One block in hand, one ahead: its tokens are fetched while this one is worked on.
+  TokenCursor cursor(plan_, item, tensors_, kv_head);
+  cursor.fill(worker.blocks[0]);
+  for (int turn = 0; worker.blocks[turn].num_tokens > 0; turn ^= 1) {
+    cursor.fill(worker.blocks[turn ^ 1]);
+    kernel_.attend(rows, worker.blocks[turn], worker.blocks[turn ^ 1]);
+  }
   if (to_slot) return;
   for (int32_t i = 0; i < item.num_rows; ++i) {
     write_output(target_of(job, item.row_begin + i, kv_head), rows.out + i * out_stride_,
@@ -243,52 +339,8 @@ void Interpreter::load_queries(const Job& job, const WorkItem& item, uint32_t kv
     float* row = worker.q.data() + static_cast<int64_t>(i) * header_.head_dim;
     cpu::load_floats(element(q, target / header_.num_q_heads, target % header_.num_q_heads),
                      q.dtype, header_.head_dim, row);
-    for (int32_t d = 0; d < header_.head_dim; ++d) row[d] *= q_scale_;
   }
-}
-
-void Interpreter::attend_segments(const WorkItem& item, uint32_t kv_head,
-                                  const cpu::AttendRows& rows, Worker& worker) const {
-  const TensorView& k_cache = tensors_.k_cache;
-  const TensorView& v_cache = tensors_.v_cache;
-  const int64_t k_token_bytes = k_cache.strides[1] * dtype_bytes(k_cache.dtype);
-  const int64_t v_token_bytes = v_cache.strides[1] * dtype_bytes(v_cache.dtype);
-  int32_t filled = 0;
-  for (uint32_t s = 0; s < item.num_segments; ++s) {
-    const Segment& segment = plan_.segments()[item.segment_begin + s];
-    int64_t entry = segment.page_offset;
-    int32_t slot = segment.token_begin;
-    int32_t left = segment.num_tokens;
-    while (left > 0) {
-      const int64_t page = page_ids_[entry];
-      if (page < 0 || page >= k_cache.shape[0]) {
-        throw InvalidArgument(five_parts(
-            "decode", "page_ids",
-            "names page " + std::to_string(page) + " in entry " + std::to_string(entry),
-            "name pages below " + std::to_string(k_cache.shape[0]) + " (num_pages of the caches)",
-            "pass the caches and the block table of one pool"));
-      }
-      const int32_t count = std::min({header_.page_size - slot, left, cpu::kBlockTokens - filled});
-      const std::byte* k_token = element(k_cache, page, slot, kv_head);
-      const std::byte* v_token = element(v_cache, page, slot, kv_head);
-      for (int32_t i = 0; i < count; ++i) {
-        worker.k_tokens[filled + i] = k_token + i * k_token_bytes;
-        worker.v_tokens[filled + i] = v_token + i * v_token_bytes;
-      }
-      filled += count;
-      left -= count;
-      slot += count;
-      if (slot == header_.page_size) {
-        slot = 0;
-        ++entry;
-      }
-      if (filled == cpu::kBlockTokens) {
-        cpu::attend_block(rows, worker.k_tokens, worker.v_tokens, filled);
-        filled = 0;
-      }
-    }
-  }
-  if (filled > 0) cpu::attend_block(rows, worker.k_tokens, worker.v_tokens, filled);
+  kernel_.pack_queries(item.num_rows, header_.head_dim, worker.q.data(), worker.packed_q.data());
 }
 
 void Interpreter::merge_row(PartialBank& into, int64_t into_row, PartialBank& from,
@@ -373,9 +425,18 @@ void Interpreter::write_output(int64_t target, const float* out, float max, floa
 
 }  // namespace
 
-void decode_cpu(const Plan& plan, const DecodeTensors& tensors, const DecodeOptions& options) {
+namespace cpu {
+
+void interpret_plan(const Plan& plan, const DecodeTensors& tensors, const DecodeOptions& options,
+                    const AttendKernel& kernel) {
   check_tensors(plan, tensors, DeviceType::kCpu);
-  Interpreter(plan, tensors, options).run();
+  Interpreter(plan, tensors, options, kernel).run();
+}
+
+}  // namespace cpu
+
+void decode_cpu(const Plan& plan, const DecodeTensors& tensors, const DecodeOptions& options) {
+  cpu::interpret_plan(plan, tensors, options, cpu::best_attend_kernel());
 }
 
 }  // namespace capillary

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: MIT
+// The attend kernel for AVX-512: 16 lanes, 32 registers.
+#include "cpu/attend.h"
+
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
+#include <immintrin.h>
+
+namespace capillary::cpu {
+namespace avx512 {
+namespace {
+
+constexpr int kLanes = 16;
+constexpr int kDotRows = 4;
+constexpr int kWideTokens = 8;
+constexpr int kOutRows = 4;
+constexpr int kOutVecs = 4;
+
+inline __m512 load_fp16(const std::byte* from) {
+  // The unmasked form makes GCC 12 warn about its own header's undefined operand.
+  return _mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+}
+
+#include "cpu/attend_impl.h"
+
+constexpr AttendKernel kKernel = {"avx512", packed_floats, scratch_floats, pack_queries, attend};
+
+}  // namespace
+}  // namespace avx512
+
+const AttendKernel* attend_kernel_avx512() {
+  static const bool kRuns = __builtin_cpu_supports("avx512f") &&
+                            __builtin_cpu_supports("avx512bw") &&
+                            __builtin_cpu_supports("avx512dq") &&
+                            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("fma");
+  return kRuns ? &avx512::kKernel : nullptr;
+}
+
+}  // namespace capillary::cpu
+#else
+namespace capillary::cpu {
+const AttendKernel* attend_kernel_avx512() {
+  return nullptr;
+}
+}  // namespace capillary::cpu
+#endif
