@@ -25,8 +25,8 @@ constexpr const char* kStyle = R"css(
 body { margin: 0 auto; max-width: 1240px; padding: 20px 16px 60px; background: var(--bg);
   color: var(--ink); font: 14px/1.5 system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif; }
 h1 { font-size: 22px; margin: 4px 0 2px; overflow-wrap: anywhere; } h2 { font-size: 16px; margin: 30px 0 4px; }
-p { margin: 2px 0 10px; max-width: 900px; } .soft { color: var(--soft); }
-.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 8px;
+p { margin: 2px 0 10px; max-width: 1100px; } .soft { color: var(--soft); }
+.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(126px, 1fr)); gap: 8px;
   margin: 14px 0; }
 .card { background: var(--card); border-radius: 6px; padding: 8px 12px; }
 .card b { display: block; font-size: 18px; } .card span { color: var(--soft); font-size: 12px; }
@@ -44,6 +44,7 @@ svg text { font: 11px system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-
 .n4 { fill: var(--n4); } .g0 { fill: var(--g0); } .g1 { fill: var(--g1); } .w { fill: var(--w); }
 .n { fill: var(--n); } .m { fill: var(--m); } .h0 { fill: var(--h0); } .h1 { fill: var(--h1); }
 .h2 { fill: var(--h2); } .h3 { fill: var(--h3); } .h4 { fill: var(--h4); }
+.keys { white-space: nowrap; }
 .key { display: inline-block; width: 11px; height: 11px; border-radius: 2px; margin: 0 4px 0 12px; }
 )css";
 
@@ -67,7 +68,7 @@ std::string html_page_begin(const std::string& title) {
 std::string html_page_end() { return "</body>\n</html>\n"; }
 
 std::string html_key(const char* color, const char* text) {
-  return fmt::format("<span class=\"key\" style=\"background:var(--{})\"></span>{}", color, text);
+  return fmt::format("<span class=\"keys\"><span class=\"key\" style=\"background:var(--{})\"></span>{}</span> ", color, text);
 }
 
 std::string html_section(const char* title, const std::string& words, const std::string& drawing) {

@@ -26,8 +26,11 @@ int report(const std::string& verb, const std::string& message, int exit_code) {
 
 // The verb as typed, for errors that come before CLI11 knows it.
 std::string typed_verb(const CLI::App& app, int argc, char** argv) {
+  const auto verbs = app.get_subcommands([](const CLI::App* /*verb*/) { return true; });
   for (int i = 1; i < argc; ++i) {
-    if (app.get_subcommand_no_throw(argv[i]) != nullptr) return argv[i];
+    for (const CLI::App* verb : verbs) {
+      if (verb->get_name() == argv[i]) return argv[i];
+    }
   }
   return "";
 }
@@ -76,8 +79,10 @@ int main_of(int argc, char** argv) {
   add_run_command(app, invocation);
   add_check_command(app, invocation);
   add_bench_command(app, invocation);
+#if CAPILLARY_HAS_REPLAY
   add_replay_command(app, invocation);
   add_generate_command(app, invocation);
+#endif
 
   if (argc <= 1) {
     std::fprintf(stderr, "%s", app.help().c_str());

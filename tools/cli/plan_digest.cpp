@@ -76,7 +76,8 @@ class RankSummer {
       longest_stream_us = std::max(longest_stream_us, stream_us);
     }
     // Narrow streams run side by side: the phase lasts as long as its loads or its longest chain.
-    digest->us += wide ? sum_us : std::max(sum_us, longest_stream_us);
+    digest->phase_us.push_back(wide ? sum_us : std::max(sum_us, longest_stream_us));
+    digest->us += digest->phase_us.back();
   }
 
   const PlanView& view_;

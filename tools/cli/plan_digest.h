@@ -18,7 +18,8 @@ struct RankDigest {
   int32_t narrow_items = 0;
   int64_t merged_rows = 0;  // rows whose result this rank puts together
   int64_t peer_rows = 0;    // partial rows it fetches from other ranks
-  double us = 0;            // its items one after another, narrow streams side by side
+  std::vector<double> phase_us;  // a wide phase's items one after another, narrow streams side by side
+  double us = 0;                 // their sum
 };
 
 struct JobDigest {

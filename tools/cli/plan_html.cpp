@@ -106,10 +106,10 @@ std::string weighed_section(const PlanReport& report) {
     const PlanCandidate& candidate = candidates[i];
     text += fmt::format(
         "<tr><td>{}</td><td class=\"r\">{}</td><td class=\"r\">{}</td><td class=\"r\">{}</td>"
-        "<td class=\"r\">{:+.1f}%</td></tr>\n",
+        "<td class=\"r\">{:.2f}x</td></tr>\n",
         mode_name(candidate.mode), candidate.cluster_size, candidate.num_pieces,
         format_us(candidate.predicted_us),
-        100 * (candidate.predicted_us / std::max(report.summary.predicted_us, 1e-9) - 1));
+        candidate.predicted_us / std::max(report.summary.predicted_us, 1e-9));
   }
   text += "</table>\n";
   if (candidates.size() > kMostRows) {
@@ -164,15 +164,15 @@ std::string plan_html(const PlanReport& report) {
       forest_svg(report));
   if (!report.digest.jobs.empty()) {
     page += html_section("Jobs and ranks",
-                    "KV bytes that every rank (CTA) of every job reads, for one KV head; the darker, the "
-                    "more. Even columns mean even work.",
+                    "KV bytes that every rank (CTA) of every job reads, for one KV head; the stronger "
+                    "the colour, the more. Even colour means even work.",
                     ranks_svg(report));
     page += html_section("Schedule",
                     "Every cluster's jobs one after another, all KV heads, by the cost model's rates.",
                     clusters_svg(report));
     page += html_section(
         "The busiest job",
-        "Its ranks phase by phase, in tiles of 16 tokens; black lines are barriers between phases." +
+        "Its ranks phase by phase, by the cost model's rates; black lines are barriers between phases." +
             html_key("w", "wide item: all warps on it") + html_key("n", "narrow items: a stream a warp") +
             html_key("m", "merges after the exchange"),
         busiest_job_svg(report));

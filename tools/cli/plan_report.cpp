@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <vector>
 
 #include "fmt/format.h"
 
@@ -50,8 +51,24 @@ std::string why_it_lost(const PlanSummary& chosen, double chosen_busiest_us,
     return fmt::format("starts {} jobs a KV head against {}", loser.num_jobs, chosen.num_jobs);
   }
   if (gap_us <= 0) return "ties; the smaller cluster with fewer jobs is kept";
-  return fmt::format("keeps {} CTAs at work against {}", loser.num_clusters * loser.cluster_size,
-                     chosen.num_clusters * chosen.cluster_size);
+  const int32_t loser_ctas = loser.num_clusters * loser.cluster_size;
+  const int32_t chosen_ctas = chosen.num_clusters * chosen.cluster_size;
+  if (loser_ctas < chosen_ctas) {
+    return fmt::format("keeps {} CTAs at work against {}", loser_ctas, chosen_ctas);
+  }
+  return "no one term stands out; starts, barriers and uneven work add up";
+}
+
+// The best candidate that is really another choice: one that only asks for other pieces often gives the same
+// plan again.
+const PlanCandidate* runner_up_of(const std::vector<PlanCandidate>& candidates) {
+  for (const PlanCandidate& candidate : candidates) {
+    if (candidate.mode != candidates.front().mode ||
+        candidate.cluster_size != candidates.front().cluster_size) {
+      return &candidate;
+    }
+  }
+  return candidates.size() > 1 ? &candidates[1] : nullptr;
 }
 
 Loser plan_loser(const PlanReport& report, const PlanCandidate& candidate) {
@@ -107,9 +124,11 @@ PlanReport make_plan_report(const Step& step, const PlanOptions& options,
   report.summary = planner.summary();
   report.digest = digest_plan(report.plan, step.forest, step.shape, profile);
   report.busiest_us = busiest_cluster_us(report.digest);
-  const std::vector<PlanCandidate>& candidates = report.summary.candidates;
-  if (candidates.size() > 1) report.runner_up = plan_loser(report, candidates[1]);
-  if (report.summary.mode != Mode::kFlat && step.forest.num_requests() > 0) {
+  if (const PlanCandidate* runner_up = runner_up_of(report.summary.candidates)) {
+    report.runner_up = plan_loser(report, *runner_up);
+  }
+  // Where nothing is shared the chosen plan is what flat would be.
+  if (report.summary.mode != Mode::kFlat && report.summary.flat_bytes > report.summary.unique_bytes) {
     report.flat = plan_flat(report);
   }
   return report;

@@ -191,7 +191,9 @@ class ForestDrawing {
                                          groups[begin].num_queries == 1 ? "" : "s", num_jobs,
                                          num_jobs == 1 ? "" : "s")
                            : fmt::format("{} groups", count),
-                fmt::format("{}", count == 1 ? num_jobs : count)});
+                count == 1 ? fmt::format("{} request{}", groups[begin].num_queries,
+                                         groups[begin].num_queries == 1 ? "" : "s")
+                           : fmt::format("{}", count)});
     // Area stands for bytes: the same height means the same bytes a request.
     const double height = 60 * static_cast<double>(bytes) / width / most_bytes_per_px;
     svg_.rect(x, y + 88 - height, width, height, tone, title);

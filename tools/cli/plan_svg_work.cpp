@@ -78,15 +78,13 @@ class JobDrawing {
   std::string draw() {
     const JobDigest& job = report_.digest.jobs[job_];
     const int32_t num_ranks = report_.summary.cluster_size;
-    double most_tiles = 1;
-    for (int32_t rank = 0; rank < num_ranks; ++rank) {
-      most_tiles = std::max(most_tiles, tiles_of(rank));
-    }
+    double longest_us = 1e-3;
+    for (const RankDigest& rank : job.ranks) longest_us = std::max(longest_us, rank.us);
     // Room at the right for the merges.
-    px_ = (kPlotWidth - kMergeWidth - 8) / most_tiles;
+    px_ = (kPlotWidth - kMergeWidth - 8) / longest_us;
     double y = 4;
     for (int32_t rank = 0; rank < num_ranks; ++rank, y += kRowHeight + 8) draw_rank(rank, y);
-    draw_axis(most_tiles, y);
+    draw_axis(longest_us, y);
     return svg_.str(y + 24, fmt::format("Job {} of {} requests, rank by rank", job_,
                                         job.num_queries));
   }
@@ -98,19 +96,6 @@ class JobDrawing {
   const RankWork& work(int32_t rank) const {
     return view_.rank_works()[job_ * static_cast<size_t>(report_.summary.cluster_size) +
                               static_cast<size_t>(rank)];
-  }
-
-  static double phase_tiles(const Phase& phase) {
-    if (phase.kind == PhaseKind::kWide) return phase.stream_tiles[0];
-    return *std::max_element(phase.stream_tiles, phase.stream_tiles + kMaxStreams);
-  }
-
-  double tiles_of(int32_t rank) const {
-    double tiles = 0;
-    for (uint32_t p = 0; p < work(rank).num_phases; ++p) {
-      tiles += phase_tiles(view_.phases()[work(rank).phase_begin + p]);
-    }
-    return tiles;
   }
 
   std::string item_title(const WorkItem& item, const char* kind) const {
@@ -142,12 +127,13 @@ class JobDrawing {
     double x = kLeft;
     for (uint32_t p = 0; p < work(rank).num_phases; ++p) {
       const Phase& phase = view_.phases()[work(rank).phase_begin + p];
+      const double width = digest.phase_us[p] * px_;
       if (phase.kind == PhaseKind::kWide) {
-        draw_wide(phase, x, y);
+        draw_wide(phase, x, y, width);
       } else {
-        draw_narrow(phase, x, y);
+        draw_narrow(phase, x, y, width);
       }
-      x += phase_tiles(phase) * px_;
+      x += width;
       svg_.line(x, y - 2, x, y + kRowHeight + 2, "ph");
     }
     if (work(rank).num_merges > 0) {
@@ -162,38 +148,45 @@ class JobDrawing {
     }
   }
 
-  void draw_wide(const Phase& phase, double x, double y) {
+  void draw_wide(const Phase& phase, double x, double y, double width) {
     BarRow row(svg_, y, kRowHeight);
+    double tiles = 0;
+    for (uint32_t i = 0; i < phase.num_items; ++i) {
+      tiles += view_.items()[phase.item_begin + i].num_tiles;
+    }
     for (uint32_t i = 0; i < phase.num_items; ++i) {
       const WorkItem& item = view_.items()[phase.item_begin + i];
-      const double tiles = (item.num_tiles + kWideTiles - 1) / kWideTiles * kWideTiles;
-      row.add(x, tiles * px_, "w e", item_title(item, "wide"), fmt::format("{} rows", item.num_rows));
-      x += tiles * px_;
+      const double item_width = width * item.num_tiles / std::max(tiles, 1.0);
+      row.add(x, item_width, "w e", item_title(item, "wide"), fmt::format("{} rows", item.num_rows));
+      x += item_width;
     }
     row.flush();
   }
 
-  void draw_narrow(const Phase& phase, double x, double y) {
-    const int streams = std::max(view_.header().num_streams, 1);
+  // A lane a stream; the longest stream fills the phase.
+  void draw_narrow(const Phase& phase, double x, double y, double width) {
+    const int streams = std::clamp(view_.header().num_streams, 1, kMaxStreams);
     const double height = kRowHeight / streams;
+    const double longest =
+        std::max(*std::max_element(phase.stream_tiles, phase.stream_tiles + kMaxStreams), 1u);
     uint32_t item_index = phase.item_begin;
     for (int stream = 0; stream < kMaxStreams; ++stream) {
       BarRow row(svg_, y + stream * height, height);
       double at = x;
       for (uint32_t i = 0; i < phase.stream_items[stream]; ++i, ++item_index) {
         const WorkItem& item = view_.items()[item_index];
-        row.add(at, item.num_tiles * px_, "n e", item_title(item, "narrow"), "");
-        at += item.num_tiles * px_;
+        const double item_width = width * item.num_tiles / longest;
+        row.add(at, item_width, "n e", item_title(item, "narrow"), "");
+        at += item_width;
       }
       row.flush();
     }
   }
 
-  void draw_axis(double most_tiles, double y) {
-    const double step = std::max(1.0, axis_step(most_tiles));
-    svg_.text(kLeft - 8, y + 12, "t", "tiles", Anchor::kEnd);
-    for (double at = 0; at <= most_tiles; at += step) {
-      svg_.text(kLeft + at * px_, y + 12, "t", fmt::format("{:.0f}", at), Anchor::kMiddle);
+  void draw_axis(double longest_us, double y) {
+    const double step = axis_step(longest_us);
+    for (double at = 0; at <= longest_us; at += step) {
+      svg_.text(kLeft + at * px_, y + 12, "t", fmt::format("{:g} us", at), Anchor::kMiddle);
     }
   }
 
@@ -295,7 +288,10 @@ std::string clusters_svg(const PlanReport& report) {
   const double predicted_x = kLeft + report.summary.predicted_us * px;
   svg.line(floor_x, 12, floor_x, bottom, "mark");
   svg.line(predicted_x, 12, predicted_x, bottom, "mark");
-  svg.text(floor_x, 10, "t", "floor", floor_x > kLeft + 40 ? Anchor::kEnd : Anchor::kStart);
+  // "predicted" ends at its line; "floor" makes room for it where the two lines are close.
+  constexpr double kPredictedWidth = 58;
+  const double floor_end = std::min(floor_x, predicted_x - kPredictedWidth);
+  svg.text(std::max(floor_end, kLeft + 30), 10, "t", "floor", Anchor::kEnd);
   svg.text(predicted_x, 10, "t", "predicted", Anchor::kEnd);
   return svg.str(bottom + 24, fmt::format("Schedule of {} clusters", clusters.size()));
 }

@@ -84,12 +84,11 @@ std::string weighed_table(const PlanSummary& summary) {
   });
   TextTable table({"mode", "cluster", "pieces", "predicted", "against chosen"});
   for (const PlanCandidate& candidate : rows) {
-    const double more = summary.predicted_us > 0
-                            ? 100.0 * (candidate.predicted_us / summary.predicted_us - 1.0)
-                            : 0.0;
+    const double ratio =
+        summary.predicted_us > 0 ? candidate.predicted_us / summary.predicted_us : 1.0;
     table.add_row({mode_name(candidate.mode), fmt::format("{}", candidate.cluster_size),
                    fmt::format("{}", candidate.num_pieces), format_us(candidate.predicted_us),
-                   fmt::format("{:+.1f}%", more)});
+                   fmt::format("{:.2f}x", ratio)});
   }
   return table.str("           ");
 }
