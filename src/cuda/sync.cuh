@@ -17,7 +17,7 @@ enum class Wait : int { kKFull, kVFull, kStageEmpty, kSlotsReady, kSlotsFree };
 
 #ifdef CAPILLARY_CUDA_CHECKS
 inline constexpr long long kWaitLimitCycles = 400'000'000;  // 0.2 s
-__device__ __noinline__ void wait_timed_out(Wait what, uint32_t index, uint32_t parity) {
+inline __device__ __noinline__ void wait_timed_out(Wait what, uint32_t index, uint32_t parity) {
   constexpr const char* kNames[] = {"k_full", "v_full", "stage_empty", "slots_ready", "slots_free"};
   printf("capillary: wait timed out: %s[%u] parity %u, block %d rank %u thread %d\n",
          kNames[static_cast<int>(what)], index, parity, static_cast<int>(blockIdx.x),

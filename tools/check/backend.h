@@ -33,5 +33,7 @@ class Backend {
 
 // num_threads 0: all.
 std::unique_ptr<Backend> make_cpu_backend(int32_t num_threads = 0);
+// Only in builds with CUDA (CAPILLARY_WITH_CUDA). Throws UnsupportedArch, DeviceError.
+std::unique_ptr<Backend> make_cuda_backend(int device = 0);
 
 }  // namespace capillary::check
