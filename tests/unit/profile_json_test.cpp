@@ -16,7 +16,9 @@ namespace {
 using nlohmann::json;
 using ::testing::HasSubstr;
 
-json builtin_json() { return json::parse(profile_to_json(builtin_h200())); }
+json builtin_json() {
+  return json::parse(profile_to_json(builtin_h200()));
+}
 
 std::string refusal(const std::string& text) {
   try {
@@ -85,7 +87,8 @@ TEST(ProfileJson, MissingFieldIsNamed) {
   }
   json torn = whole;
   torn["dsm_load_gbps_per_cta"].erase("8");
-  EXPECT_THAT(refusal(torn.dump()), HasSubstr("field 'dsm_load_gbps_per_cta': field '8' is missing"));
+  EXPECT_THAT(refusal(torn.dump()),
+              HasSubstr("field 'dsm_load_gbps_per_cta': field '8' is missing"));
 }
 
 TEST(ProfileJson, UnknownFieldIsNamed) {
@@ -142,9 +145,8 @@ TEST(ProfileJson, NotANumberAndOverflowNameTheField) {
 }
 
 TEST(ProfileJson, GivenTwiceIsRefused) {
-  EXPECT_THAT(
-      refusal(with_text("\"hbm_gbps\": 4620.0", "\"hbm_gbps\": 4620.0, \"hbm_gbps\": 1.0")),
-      HasSubstr("gives field 'hbm_gbps' twice"));
+  EXPECT_THAT(refusal(with_text("\"hbm_gbps\": 4620.0", "\"hbm_gbps\": 4620.0, \"hbm_gbps\": 1.0")),
+              HasSubstr("gives field 'hbm_gbps' twice"));
 }
 
 TEST(ProfileJson, EveryTornPrefixIsRefused) {

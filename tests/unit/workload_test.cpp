@@ -110,7 +110,8 @@ TEST(Workload, MalformedFilesNameWorkloadAndField) {
   for (const Fault& fault : faults) {
     json file = one_workload();
     file["workloads"][0][fault.key] = fault.value;
-    EXPECT_THAT(refusal(file), AllOf(HasSubstr("trees.json: workload 'w1'"), HasSubstr(fault.says)));
+    EXPECT_THAT(refusal(file),
+                AllOf(HasSubstr("trees.json: workload 'w1'"), HasSubstr(fault.says)));
   }
   for (const char* key : {"nodes", "tokens", "heads", "page"}) {
     json file = one_workload();
@@ -135,7 +136,8 @@ TEST(Workload, MalformedWholeFiles) {
   EXPECT_THAT(refusal(file), HasSubstr("'workload' is not known"));
   EXPECT_THAT(refusal(json::object()), HasSubstr("'workloads' is missing"));
   EXPECT_THAT(refusal(json{{"workloads", json::array()}}), HasSubstr("'workloads' is []"));
-  EXPECT_THAT(refusal(json{{"workloads", {1}}}), HasSubstr("workloads[0] is 1; must be a JSON object"));
+  EXPECT_THAT(refusal(json{{"workloads", {1}}}),
+              HasSubstr("workloads[0] is 1; must be a JSON object"));
   EXPECT_THAT(refusal(json::array()), HasSubstr("trees.json is []; must be a JSON object"));
   const std::string text = one_workload().dump(1);
   EXPECT_THAT(refusal_of([&] { workloads_from_json(text.substr(0, 40), "trees.json"); }),
@@ -206,8 +208,9 @@ TEST(Workload, BlockTableFollowsTree) {
     for (const int32_t page_size : {1, 3, 16, 48, 1024}) {
       SCOPED_TRACE(std::string(text) + " page " + std::to_string(page_size));
       expect_table_follows_tree(workload, page_size, make_batch(workload, page_size));
-      expect_table_follows_tree(workload, page_size,
-                                make_batch(workload, page_size, {.seed = 3, .permute_pages = false}));
+      expect_table_follows_tree(
+          workload, page_size,
+          make_batch(workload, page_size, {.seed = 3, .permute_pages = false}));
     }
   }
 }

@@ -39,10 +39,9 @@ std::vector<Workload> matching_workloads(std::string_view verb, const BatchOptio
     if (glob_match(options.workload, workload.name)) matching.push_back(workload);
   }
   if (matching.empty()) {
-    throw UsageError(five_parts(verb, "--workload",
-                                fmt::format("'{}' matches none of {}", options.workload,
-                                            options.file),
-                                fmt::format("name one of {}", names_of(all)), "correct the name"));
+    throw UsageError(five_parts(
+        verb, "--workload", fmt::format("'{}' matches none of {}", options.workload, options.file),
+        fmt::format("name one of {}", names_of(all)), "correct the name"));
   }
   return matching;
 }
@@ -86,8 +85,8 @@ Step step_of_batch_file(std::string_view verb, const BatchOptions& options) {
   }
   const Heads heads = options.heads.empty() ? Heads{} : parse_heads_option(verb, options.heads);
   step.shape = shape_of(verb, options, heads, 128);
-  step.forest = PrefixForest::from_block_table(step.batch.view(), step.batch.seq_lens,
-                                               step.batch.page_size);
+  step.forest =
+      PrefixForest::from_block_table(step.batch.view(), step.batch.seq_lens, step.batch.page_size);
   return step;
 }
 
@@ -167,8 +166,7 @@ Step make_step(std::string_view verb, const BatchOptions& options, const StepCho
   Step step;
   step.name = choice.workload.name;
   step.shape = shape_of(verb, options, choice.heads, choice.workload.head_dim);
-  const int32_t page_size =
-      options.page_size != 0 ? options.page_size : choice.workload.page_size;
+  const int32_t page_size = options.page_size != 0 ? options.page_size : choice.workload.page_size;
   step.batch = make_batch(choice.workload, page_size,
                           {.seed = options.seed, .permute_requests = options.shuffle_requests});
   step.forest = PrefixForest::from_block_table(step.batch.view(), step.batch.seq_lens, page_size);
@@ -180,14 +178,12 @@ Step resolve_step(std::string_view verb, const BatchOptions& options) {
   if (!options.block_table.empty()) return step_of_batch_file(verb, options);
   const std::vector<Workload> workloads = matching_workloads(verb, options);
   if (workloads.size() != 1) {
-    throw UsageError(five_parts(verb, "--workload",
-                                options.workload.empty()
-                                    ? fmt::format("is not given and {} has {} workloads",
-                                                  options.file, workloads.size())
-                                    : fmt::format("'{}' matches {} workloads", options.workload,
-                                                  workloads.size()),
-                                fmt::format("name one of {}", names_of(workloads)),
-                                "give one name"));
+    throw UsageError(five_parts(
+        verb, "--workload",
+        options.workload.empty()
+            ? fmt::format("is not given and {} has {} workloads", options.file, workloads.size())
+            : fmt::format("'{}' matches {} workloads", options.workload, workloads.size()),
+        fmt::format("name one of {}", names_of(workloads)), "give one name"));
   }
   const Heads heads = options.heads.empty() ? workloads.front().heads.front()
                                             : parse_heads_option(verb, options.heads);

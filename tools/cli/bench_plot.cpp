@@ -67,12 +67,12 @@ std::string bench_plot_html(const std::vector<BenchBar>& bars, const std::string
   std::string page = html_page_begin("Decode step times");
   page += fmt::format("<p class=\"soft\">Measured on {}.</p>\n", html_escape(device));
   if (bars.empty()) return page + "<p>Nothing was measured.</p>\n" + html_page_end();
-  page += html_section("Times",
-                       "Median time of a step, on a logarithmic axis; the dashed line is the floor, and "
-                       "efficiency is floor / time." +
-                           html_key("n3", "auto") + html_key("n0", "flat") +
-                           html_key("m", "shared-l2"),
-                       times_svg(bars));
+  page += html_section(
+      "Times",
+      "Median time of a step, on a logarithmic axis; the dashed line is the floor, and "
+      "efficiency is floor / time." +
+          html_key("n3", "auto") + html_key("n0", "flat") + html_key("m", "shared-l2"),
+      times_svg(bars));
   return page + html_page_end();
 }
 

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: MIT
 // `capillary bench`: every workload x heads x mode of a workload file, checked and timed. One JSON object a
 // line (docs/cli.md lists the fields) and an aligned table.
-#include <ctime>
-
 #include <cstdio>
+#include <ctime>
 #include <memory>
 #include <optional>
 
@@ -13,9 +12,9 @@
 #include "cli/bench_plot.h"
 #include "cli/commands.h"
 #include "cli/common.h"
+#include "cli/device.h"
 #include "cli/measure.h"
 #include "cli/plan_report.h"
-#include "cli/timing.h"
 #include "fmt/format.h"
 #include "nlohmann/json.hpp"
 
@@ -51,14 +50,8 @@ std::string today() {
 struct BenchResult {
   const PlanReport& report;
   const Measurement& measurement;
-  TimedDevice::Floor floor;
+  Floor floor;
 };
-
-// The time that efficiency is stated for: the L2 cold in a graph where there is one, else eager.
-double headline_us(const Measurement& measurement) {
-  const double cold = measurement.median_us(TimingKind::kGraphCold);
-  return cold > 0 ? cold : measurement.median_us(TimingKind::kEager);
-}
 
 nlohmann::ordered_json record_of(const BenchResult& result, const BenchOptions& options,
                                  const TimedDevice& device) {
@@ -68,58 +61,59 @@ nlohmann::ordered_json record_of(const BenchResult& result, const BenchOptions& 
     const double us = result.measurement.median_us(kind);
     return us < 0 ? ordered_json() : ordered_json(us);
   };
-  const double time_us = headline_us(result.measurement);
+  const double time_us = result.measurement.headline_us();
   const bool cuda = device.type() == DeviceType::kCuda;
   double widest = 0;
   for (const auto& [kind, times] : result.measurement.times_us) {
     widest = std::max(widest, spread(times));
   }
-  return {{"schema_version", kBenchSchemaVersion},
-          {"workload", result.report.name},
-          {"heads", heads_name({result.report.shape.num_q_heads, result.report.shape.num_kv_heads})},
-          {"head_dim", result.report.shape.head_dim},
-          {"dtype", dtype_name(result.report.shape.dtype)},
-          {"page_size", result.report.forest.page_size()},
-          {"layout", options.layout},
-          {"requests", summary.num_requests},
-          {"mode", mode_name(result.report.options.mode)},
-          {"path", mode_name(summary.mode)},
-          {"cluster_size", summary.cluster_size},
-          {"num_groups", result.report.digest.num_groups},
-          {"num_jobs", summary.num_jobs},
-          {"time_us_graph_cold", time_of(TimingKind::kGraphCold)},
-          {"time_us_graph_warm", time_of(TimingKind::kGraphWarm)},
-          {"time_us_eager", time_of(TimingKind::kEager)},
-          {"spread", widest},
-          {"repeats", options.repeats},
-          {"floor_us", result.floor.us},
-          {"floor_kind", result.floor.kind},
-          {"efficiency", time_us > 0 ? result.floor.us / time_us : 0.0},
-          {"unique_bytes", summary.unique_bytes},
-          {"flat_bytes", summary.flat_bytes},
-          {"planned_bytes", summary.planned_bytes},
-          {"exchange_bytes", summary.exchange_bytes},
-          {"split_bytes", summary.split_bytes},
-          {"plan_us", result.report.warm_plan_us},
-          {"predicted_us", summary.predicted_us},
-          {"profile", result.report.profile.name},
-          {"checked", result.measurement.checked},
-          {"passed", result.measurement.passed},
-          {"max_rel_err", result.measurement.checked
-                              ? ordered_json(result.measurement.comparison.worst_error)
-                              : ordered_json()},
-          {"capillary", CAPILLARY_VERSION_STRING},
-          {"commit", build_commit()},
-          {"date", today()},
-          {"device", device.description()},
-          {"gpu", cuda ? ordered_json(device.description()) : ordered_json()},
-          {"driver", cuda ? ordered_json(device.driver_version()) : ordered_json()},
-          {"toolkit", cuda ? ordered_json(device.toolkit_version()) : ordered_json()}};
+  return {
+      {"schema_version", kBenchSchemaVersion},
+      {"workload", result.report.name},
+      {"heads", heads_name({result.report.shape.num_q_heads, result.report.shape.num_kv_heads})},
+      {"head_dim", result.report.shape.head_dim},
+      {"dtype", dtype_name(result.report.shape.dtype)},
+      {"page_size", result.report.forest.page_size()},
+      {"layout", options.layout},
+      {"requests", summary.num_requests},
+      {"mode", mode_name(result.report.options.mode)},
+      {"path", mode_name(summary.mode)},
+      {"cluster_size", summary.cluster_size},
+      {"num_groups", result.report.digest.num_groups},
+      {"num_jobs", summary.num_jobs},
+      {"time_us_graph_cold", time_of(TimingKind::kGraphCold)},
+      {"time_us_graph_warm", time_of(TimingKind::kGraphWarm)},
+      {"time_us_eager", time_of(TimingKind::kEager)},
+      {"spread", widest},
+      {"repeats", options.repeats},
+      {"floor_us", result.floor.us},
+      {"floor_kind", result.floor.kind},
+      {"efficiency", time_us > 0 ? result.floor.us / time_us : 0.0},
+      {"unique_bytes", summary.unique_bytes},
+      {"flat_bytes", summary.flat_bytes},
+      {"planned_bytes", summary.planned_bytes},
+      {"exchange_bytes", summary.exchange_bytes},
+      {"split_bytes", summary.split_bytes},
+      {"plan_us", result.report.warm_plan_us},
+      {"predicted_us", summary.predicted_us},
+      {"profile", result.report.profile.name},
+      {"checked", result.measurement.check.has_value()},
+      {"passed", result.measurement.passed()},
+      {"max_rel_err", result.measurement.check
+                          ? ordered_json(result.measurement.check->worst_rel_err)
+                          : ordered_json()},
+      {"capillary", CAPILLARY_VERSION_STRING},
+      {"commit", build_commit()},
+      {"date", today()},
+      {"device", device.description()},
+      {"gpu", cuda ? ordered_json(device.description()) : ordered_json()},
+      {"driver", cuda ? ordered_json(device.driver_version()) : ordered_json()},
+      {"toolkit", cuda ? ordered_json(device.toolkit_version()) : ordered_json()}};
 }
 
 std::vector<std::string> table_row(const BenchResult& result) {
   const PlanSummary& summary = result.report.summary;
-  const double time_us = headline_us(result.measurement);
+  const double time_us = result.measurement.headline_us();
   return {result.report.name,
           heads_name({result.report.shape.num_q_heads, result.report.shape.num_kv_heads}),
           mode_name(result.report.options.mode),
@@ -131,9 +125,10 @@ std::vector<std::string> table_row(const BenchResult& result) {
           fmt::format("{:.2f}", time_us > 0 ? result.floor.us / time_us : 0.0),
           fmt::format("{:.1f}", result.report.warm_plan_us),
           fmt::format("{:.1f}", summary.predicted_us),
-          !result.measurement.checked  ? "not checked"
-          : result.measurement.passed ? fmt::format("{:.1e}", result.measurement.comparison.worst_error)
-                                      : "FAILED"};
+          !result.measurement.check ? "not checked"
+          : result.measurement.passed()
+              ? fmt::format("{:.1e}", result.measurement.check->worst_rel_err)
+              : "FAILED"};
 }
 
 // The outputs of a bench: each is whole up to the last step that was finished, whatever ends the verb.
@@ -157,10 +152,10 @@ class BenchOutput {
       std::fflush(stdout);
     }
     table_.add_row(table_row(result));
-    bars_.push_back({result.report.name,
-                     heads_name({result.report.shape.num_q_heads, result.report.shape.num_kv_heads}),
-                     mode_name(result.report.options.mode), headline_us(result.measurement),
-                     result.floor.us});
+    bars_.push_back(
+        {result.report.name,
+         heads_name({result.report.shape.num_q_heads, result.report.shape.num_kv_heads}),
+         mode_name(result.report.options.mode), result.measurement.headline_us(), result.floor.us});
   }
 
   void finish(const std::string& device) {
@@ -169,7 +164,8 @@ class BenchOutput {
       plot_->write(bench_plot_html(bars_, device));
       plot_->commit();
     }
-    if (!options_.json && options_.out != "-" && options_.plot != "-") fmt::print("{}", table_.str());
+    if (!options_.json && options_.out != "-" && options_.plot != "-")
+      fmt::print("{}", table_.str());
   }
 
  private:
@@ -202,22 +198,25 @@ int run_bench(const BenchOptions& options) {
   try {
     for (const StepChoice& choice : choices) {
       Step step = make_step(kVerb, options.batch, choice);
-      check::HostBatch data = make_step_data(kVerb, step, layout);
+      const std::unique_ptr<MeasuredStep> measured = device->make_step(kVerb, step, layout);
+      const DeviceProfile step_profile = device->adapt_profile(profile, step.shape);
       for (const PlanOptions& planning : plannings) {
         throw_if_interrupted();
         if (show_progress) {
           fmt::print(stderr, "\r{}/{} {:<50.50} {:<10}", done, choices.size() * plannings.size(),
                      step.name, mode_name(planning.mode));
         }
-        const PlanReport report = make_plan_report(step, planning, profile);
-        const Measurement measurement = measure_step(*device, data, step.forest, report.plan,
-                                                     options.repeats, !options.no_check);
+        const PlanReport report = make_plan_report(step, planning, step_profile);
+        validate_plan(report.plan.data(), report.plan.size_bytes(), step.forest);
+        const Measurement measurement =
+            measure(*device, *measured, report.plan, options.repeats, !options.no_check);
         if (show_progress) fmt::print(stderr, "\r{:80}\r", "");
         output.add({report, measurement, device->floor(report.summary)}, *device);
-        if (!measurement.passed) {
+        if (!measurement.passed()) {
           all_passed = false;
           fmt::print(stderr, "capillary bench: {} {} {}: check failed: {}\n", report.name,
-                     heads_name(choice.heads), mode_name(planning.mode), measurement.failure);
+                     heads_name(choice.heads), mode_name(planning.mode),
+                     measurement.check->failure);
         }
         ++done;
       }
@@ -242,11 +241,13 @@ void add_bench_command(CLI::App& app, Invocation& invocation) {
   command->add_option("--modes", options->modes, "Modes to time, with commas between")
       ->delimiter(',')
       ->capture_default_str();
-  command->add_option("--cluster-size", options->cluster_size,
-                      "1, 2, 4, 8 or 16 [chosen by the planner]")
+  command
+      ->add_option("--cluster-size", options->cluster_size,
+                   "1, 2, 4, 8 or 16 [chosen by the planner]")
       ->check(CLI::IsMember({1, 2, 4, 8, 16}));
-  command->add_option("--layout", options->layout,
-                      "nhd, hnd, packed-page, packed-dim, cross-layer or mixed")
+  command
+      ->add_option("--layout", options->layout,
+                   "nhd, hnd, packed-page, packed-dim, cross-layer or mixed")
       ->capture_default_str();
   command->add_option("--device", options->device, "auto, cpu or cuda")->capture_default_str();
   command->add_option("--threads", options->num_threads, "CPU threads [all]")
@@ -256,7 +257,8 @@ void add_bench_command(CLI::App& app, Invocation& invocation) {
       ->check(CLI::Range(1, 1000000));
   command->add_flag("--no-check", options->no_check, "Skip the comparison with the oracle");
   command->add_flag("--json", options->json, "Print JSON lines instead of the table");
-  command->add_option("--out", options->out, "Write the JSON lines to a file (- for standard output)");
+  command->add_option("--out", options->out,
+                      "Write the JSON lines to a file (- for standard output)");
   command->add_option("--plot", options->plot, "Draw times and efficiency as one HTML page");
   command->callback([&invocation, options] {
     invocation.verb = kVerb;

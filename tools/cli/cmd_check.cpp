@@ -13,7 +13,7 @@
 #include "check/runner.h"
 #include "cli/commands.h"
 #include "cli/common.h"
-#include "cli/timing.h"
+#include "cli/device.h"
 #include "fmt/format.h"
 
 namespace capillary::cli {
@@ -141,11 +141,10 @@ int run_check(const CheckOptions& options) {
   if (interrupted()) throw Interrupted();
   if (tally.failed > 0) return kCheckFailed;
   if (tally.passed == 0) {
-    throw UnsupportedConfig(five_parts(kVerb, "--case",
-                                       fmt::format("chooses {} cases, none of which {} supports",
-                                                   cases.size(), backend->name()),
-                                       "choose a supported one",
-                                       "see why with --verbose, or use --device cpu"));
+    throw UnsupportedConfig(five_parts(
+        kVerb, "--case",
+        fmt::format("chooses {} cases, none of which {} supports", cases.size(), backend->name()),
+        "choose a supported one", "see why with --verbose, or use --device cpu"));
   }
   return kOk;
 }
@@ -158,7 +157,8 @@ void add_check_command(CLI::App& app, Invocation& invocation) {
       app.add_subcommand(kVerb, "Run the check cases and compare with the fp64 oracle");
   command->add_option("--case", options->pattern,
                       "Only cases whose name matches (* and ?); random: only random ones");
-  command->add_option("--random", options->num_random, "Random cases too, with seeds from --seed on")
+  command
+      ->add_option("--random", options->num_random, "Random cases too, with seeds from --seed on")
       ->check(CLI::Range(0, 1000000));
   command->add_option("--seed", options->seed, "Seed of page places and random cases")
       ->capture_default_str();

@@ -7,7 +7,7 @@
 #include "capillary/version.h"
 #include "cli/commands.h"
 #include "cli/common.h"
-#include "cli/timing.h"
+#include "cli/device.h"
 #include "fmt/format.h"
 #include "nlohmann/json.hpp"
 #include "shared/plan_layout.h"
@@ -62,9 +62,10 @@ void print_text(const DeviceProfile& profile) {
                         tile_table(head_dim).max_job_rows, head_dim);
   }
   fmt::print("{}\n", rows);
-  fmt::print("profile    {} ({}): {} SMs, HBM {:.0f} GB/s, matrix {:.0f} TFLOP/s, clusters of 8: {}\n",
-             profile.name, profile.source, profile.num_sms, profile.hbm_gbps, profile.matrix_tflops,
-             profile.max_clusters[3]);
+  fmt::print(
+      "profile    {} ({}): {} SMs, HBM {:.0f} GB/s, matrix {:.0f} TFLOP/s, clusters of 8: {}\n",
+      profile.name, profile.source, profile.num_sms, profile.hbm_gbps, profile.matrix_tflops,
+      profile.max_clusters[3]);
 }
 
 void print_json(const DeviceProfile& profile) {

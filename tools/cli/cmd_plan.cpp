@@ -32,8 +32,7 @@ int run_plan(const PlanCommandOptions& options) {
   if (!options.html.empty()) html.emplace(kVerb, "--html", options.html);
   if (options.json && options.html == "-") {
     throw UsageError(five_parts(kVerb, "--html -", "is given with --json",
-                                "leave standard output to one of them",
-                                "give --html a file name"));
+                                "leave standard output to one of them", "give --html a file name"));
   }
   const PlanOptions planning = resolve_planning(kVerb, options.planning);
   const DeviceProfile profile = load_profile(kVerb, options.batch.profile);
@@ -64,7 +63,9 @@ void add_plan_command(CLI::App& app, Invocation& invocation) {
   add_batch_options(*command, options->batch);
   add_planning_options(*command, options->planning);
   command->add_flag("--json", options->json, "Print everything as JSON instead")->group("Output");
-  command->add_option("--html", options->html, "Draw the plan as one HTML page (- for standard output)")
+  command
+      ->add_option("--html", options->html,
+                   "Draw the plan as one HTML page (- for standard output)")
       ->group("Output");
   command->callback([&invocation, options] {
     invocation.verb = kVerb;

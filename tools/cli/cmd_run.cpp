@@ -7,9 +7,9 @@
 #include "cli/batch_options.h"
 #include "cli/commands.h"
 #include "cli/common.h"
+#include "cli/device.h"
 #include "cli/measure.h"
 #include "cli/plan_report.h"
-#include "cli/timing.h"
 #include "fmt/format.h"
 #include "nlohmann/json.hpp"
 
@@ -31,7 +31,7 @@ struct RunOptions {
 
 void print_text(const PlanReport& report, const Measurement& measurement, TimedDevice& device,
                 const RunOptions& options) {
-  const TimedDevice::Floor floor = device.floor(report.summary);
+  const Floor floor = device.floor(report.summary);
   fmt::print("{:<11}{}; heads {}/{}, head_dim {}, {}, pages of {}, {}\n", "workload", report.name,
              report.shape.num_q_heads, report.shape.num_kv_heads, report.shape.head_dim,
              dtype_name(report.shape.dtype), report.forest.page_size(), options.layout);
@@ -39,28 +39,30 @@ void print_text(const PlanReport& report, const Measurement& measurement, TimedD
   fmt::print("{:<11}{}\n", "device", device.description());
   for (const auto& [kind, times] : measurement.times_us) {
     const double time = median(times);
-    fmt::print("{:<11}{} median of {} ({}, quartiles {:.1f}% apart); floor {} ({}), efficiency {:.2f}\n",
-               "time", format_us(time), times.size(), timing_name(kind), 100 * spread(times),
-               format_us(floor.us), floor.kind, time > 0 ? floor.us / time : 0.0);
+    fmt::print(
+        "{:<11}{} median of {} ({}, quartiles {:.1f}% apart); floor {} ({}), efficiency {:.2f}\n",
+        "time", format_us(time), times.size(), timing_name(kind), 100 * spread(times),
+        format_us(floor.us), floor.kind, time > 0 ? floor.us / time : 0.0);
   }
   fmt::print("{:<11}{} to plan; {} predicted on profile {}\n", "planner",
              format_us(report.warm_plan_us), format_us(report.summary.predicted_us),
              report.profile.name);
-  if (!measurement.checked) {
+  if (!measurement.check) {
     fmt::print("{:<11}not checked (--no-check)\n", "check");
-  } else if (measurement.passed) {
-    fmt::print("{:<11}passed: worst relative error {:.2e}, {:.2f} of its bound; worst LSE error {:.1e}\n",
-               "check", measurement.comparison.worst_error, measurement.comparison.worst_of_bound,
-               measurement.comparison.worst_lse_error);
+  } else if (measurement.check->passed) {
+    fmt::print(
+        "{:<11}passed: {} rows, worst relative error {:.2e} ({:.2f} of its bound), worst LSE error "
+        "{:.1e}\n",
+        "check", format_count(measurement.check->rows), measurement.check->worst_rel_err,
+        measurement.check->worst_of_bound, measurement.check->worst_lse_err);
   } else {
-    fmt::print("{:<11}FAILED: {} ({} values)\n", "check", measurement.failure,
-               measurement.comparison.num_failures);
+    fmt::print("{:<11}FAILED: {}\n", "check", measurement.check->failure);
   }
 }
 
 void print_json(const PlanReport& report, const Measurement& measurement, TimedDevice& device,
                 const RunOptions& options) {
-  const TimedDevice::Floor floor = device.floor(report.summary);
+  const Floor floor = device.floor(report.summary);
   nlohmann::ordered_json object = {
       {"schema_version", 1},
       {"workload", report.name},
@@ -86,11 +88,13 @@ void print_json(const PlanReport& report, const Measurement& measurement, TimedD
                                {"spread", spread(times)},
                                {"count", times.size()}});
   }
-  object["checked"] = measurement.checked;
-  object["passed"] = measurement.passed;
-  object["failure"] = measurement.failure;
-  object["max_rel_err"] = measurement.comparison.worst_error;
-  object["max_lse_err"] = measurement.comparison.worst_lse_error;
+  object["checked"] = measurement.check.has_value();
+  object["passed"] = measurement.passed();
+  if (measurement.check) {
+    object["failure"] = measurement.check->failure;
+    object["max_rel_err"] = measurement.check->worst_rel_err;
+    object["max_lse_err"] = measurement.check->worst_lse_err;
+  }
   fmt::print("{}\n", object.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
 }
 
@@ -101,18 +105,19 @@ int run_run(const RunOptions& options) {
       open_device(kVerb, options.device, options.num_threads);
   const DeviceProfile profile = load_profile(kVerb, options.batch.profile);
   Step step = resolve_step(kVerb, options.batch);
-  check::HostBatch data = make_step_data(kVerb, step, layout);
-  const PlanReport report = make_plan_report(step, planning, profile);
+  const std::unique_ptr<MeasuredStep> measured = device->make_step(kVerb, step, layout);
+  const PlanReport report =
+      make_plan_report(step, planning, device->adapt_profile(profile, step.shape));
   validate_plan(report.plan.data(), report.plan.size_bytes(), step.forest);
   throw_if_interrupted();
-  const Measurement measurement = measure_step(*device, data, step.forest, report.plan,
-                                               options.repeats, !options.no_check);
+  const Measurement measurement =
+      measure(*device, *measured, report.plan, options.repeats, !options.no_check);
   if (options.json) {
     print_json(report, measurement, *device, options);
   } else {
     print_text(report, measurement, *device, options);
   }
-  return measurement.passed ? kOk : kCheckFailed;
+  return measurement.passed() ? kOk : kCheckFailed;
 }
 
 }  // namespace
@@ -123,8 +128,9 @@ void add_run_command(CLI::App& app, Invocation& invocation) {
       app.add_subcommand(kVerb, "Run one decode step on random data: timed, and checked");
   add_batch_options(*command, options->batch);
   add_planning_options(*command, options->planning);
-  command->add_option("--layout", options->layout,
-                      "nhd, hnd, packed-page, packed-dim, cross-layer or mixed")
+  command
+      ->add_option("--layout", options->layout,
+                   "nhd, hnd, packed-page, packed-dim, cross-layer or mixed")
       ->capture_default_str();
   command->add_option("--device", options->device, "auto, cpu or cuda")->capture_default_str();
   command->add_option("--threads", options->num_threads, "CPU threads [all]")

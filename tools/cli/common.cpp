@@ -22,9 +22,13 @@ namespace {
 
 volatile std::sig_atomic_t interrupt_flag = 0;
 
-void on_interrupt(int /*signal*/) { interrupt_flag = 1; }
+void on_interrupt(int /*signal*/) {
+  interrupt_flag = 1;
+}
 
-std::string errno_text(int error) { return std::strerror(error); }
+std::string errno_text(int error) {
+  return std::strerror(error);
+}
 
 // The file a chain of symbolic links ends at, so that commit replaces the file and not the link.
 std::string follow_links(const std::string& path) {
@@ -53,7 +57,9 @@ void install_interrupt_handler() {
   sigaction(SIGTERM, &action, nullptr);
 }
 
-bool interrupted() { return interrupt_flag != 0; }
+bool interrupted() {
+  return interrupt_flag != 0;
+}
 
 void throw_if_interrupted() {
   if (interrupted()) throw Interrupted();
@@ -273,11 +279,17 @@ std::string format_count(int64_t count) {
   return digits;
 }
 
-const char* build_commit() { return CAPILLARY_COMMIT; }
+const char* build_commit() {
+  return CAPILLARY_COMMIT;
+}
 
-bool is_terminal(int fd) { return ::isatty(fd) == 1; }
+bool is_terminal(int fd) {
+  return ::isatty(fd) == 1;
+}
 
-TextTable::TextTable(std::vector<std::string> header) { rows_.push_back(std::move(header)); }
+TextTable::TextTable(std::vector<std::string> header) {
+  rows_.push_back(std::move(header));
+}
 
 void TextTable::add_row(std::vector<std::string> cells) {
   cells.resize(rows_.front().size());
@@ -294,7 +306,7 @@ std::string TextTable::str(std::string_view indent) const {
       widths[column] = std::max(widths[column], cell.size());
       const bool starts_as_number =
           cell.empty() || cell == "-" || std::strchr("0123456789.+-", cell.front()) != nullptr;
-      if (row > 0 && !starts_as_number) is_number[column] = false;
+      if (column == 0 || (row > 0 && !starts_as_number)) is_number[column] = false;
     }
   }
   std::string text;

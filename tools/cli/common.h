@@ -91,8 +91,8 @@ Heads parse_heads_option(std::string_view verb, std::string_view text);
 // * any run of characters, ? any one.
 bool glob_match(std::string_view pattern, std::string_view text);
 
-std::string format_bytes(double bytes);  // "12.3 MB", decimal units
-std::string format_us(double us);        // "12.3 us", "4.56 ms"
+std::string format_bytes(double bytes);   // "12.3 MB", decimal units
+std::string format_us(double us);         // "12.3 us", "4.56 ms"
 std::string format_count(int64_t count);  // "131,072"
 
 bool is_terminal(int fd);
@@ -101,7 +101,7 @@ bool is_terminal(int fd);
 // they were no git checkout.
 const char* build_commit();
 
-// Columns padded to their widest cell; numbers to the right. The first row is the header.
+// Columns padded to their widest cell; the first to the left, numbers to the right.
 class TextTable {
  public:
   explicit TextTable(std::vector<std::string> header);

@@ -52,23 +52,29 @@ svg text { font: 11px system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-
 constexpr const char* kHatch =
     "<svg width=\"0\" height=\"0\" style=\"position:absolute;min-width:0;width:0\" "
     "aria-hidden=\"true\"><defs><pattern id=\"hatch\" width=\"5\" height=\"5\" "
-    "patternUnits=\"userSpaceOnUse\" patternTransform=\"rotate(45)\"><rect width=\"1.6\" height=\"5\" "
+    "patternUnits=\"userSpaceOnUse\" patternTransform=\"rotate(45)\"><rect width=\"1.6\" "
+    "height=\"5\" "
     "style=\"fill:var(--hatch)\"/></pattern></defs></svg>\n";
 
 }  // namespace
 
 std::string html_page_begin(const std::string& title) {
   return fmt::format(
-      "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<meta name=\"viewport\" "
+      "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<meta "
+      "name=\"viewport\" "
       "content=\"width=device-width, initial-scale=1\">\n<title>{0}</title>\n"
       "<style>{1}</style>\n</head>\n<body>\n{2}<h1>{0}</h1>\n",
       html_escape(title), kStyle, kHatch);
 }
 
-std::string html_page_end() { return "</body>\n</html>\n"; }
+std::string html_page_end() {
+  return "</body>\n</html>\n";
+}
 
 std::string html_key(const char* color, const char* text) {
-  return fmt::format("<span class=\"keys\"><span class=\"key\" style=\"background:var(--{})\"></span>{}</span> ", color, text);
+  return fmt::format(
+      "<span class=\"keys\"><span class=\"key\" style=\"background:var(--{})\"></span>{}</span> ",
+      color, text);
 }
 
 std::string html_section(const char* title, const std::string& words, const std::string& drawing) {

@@ -7,6 +7,7 @@
 #include <exception>
 #include <new>
 #include <string>
+#include <system_error>
 
 #include "CLI/CLI.hpp"
 #include "capillary/error.h"
@@ -44,23 +45,32 @@ int run_verb(const Invocation& invocation) {
   try {
     const int code = invocation.run();
     if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
-      return report(verb, "standard output could not be written; must be open and have room; "
-                          "free the place or write elsewhere", kBadInput);
+      return report(verb,
+                    "standard output could not be written; must be open and have room; "
+                    "free the place or write elsewhere",
+                    kBadInput);
     }
     return code;
   } catch (const Interrupted&) {
     return report(verb, "interrupted; nothing is half written", kInterrupted);
   } catch (const InternalError& error) {
-    return report(verb, without_verb(error.what()) +
-                            std::string(" (this is a bug in capillary, please report it)"),
-                  kCheckFailed);
+    return report(
+        verb,
+        without_verb(error.what()) + std::string(" (this is a bug in capillary, please report it)"),
+        kCheckFailed);
   } catch (const Error& error) {
     return report(verb, without_verb(error.what()), exit_code_of(error));
+  } catch (const std::system_error& error) {
+    return report(verb,
+                  std::string("standard output could not be written: ") + error.what() +
+                      "; must be open and have room; free the place or write elsewhere",
+                  kBadInput);
   } catch (const std::bad_alloc&) {
     return report(verb, "memory is exhausted; must fit this machine; choose a smaller batch",
                   kBadInput);
   } catch (const std::exception& error) {
-    return report(verb, std::string(error.what()) + " (this is a bug in capillary, please report it)",
+    return report(verb,
+                  std::string(error.what()) + " (this is a bug in capillary, please report it)",
                   kCheckFailed);
   }
 }
@@ -71,8 +81,9 @@ int main_of(int argc, char** argv) {
                "capillary");
   app.set_version_flag("--version", "capillary " CAPILLARY_VERSION_STRING);
   app.require_subcommand(1);
-  app.footer("`capillary VERB --help` tells a verb's options. Exit codes: 0 ok, 1 a check failed,\n"
-             "2 bad usage, 3 bad input, 4 unsupported, 5 device error, 130 interrupted.");
+  app.footer(
+      "`capillary VERB --help` tells a verb's options. Exit codes: 0 ok, 1 a check failed,\n"
+      "2 bad usage, 3 bad input, 4 unsupported, 5 device error, 130 interrupted.");
   Invocation invocation;
   add_info_command(app, invocation);
   add_plan_command(app, invocation);
@@ -95,8 +106,9 @@ int main_of(int argc, char** argv) {
     return kOk;
   } catch (const CLI::ParseError& error) {
     const std::string verb = typed_verb(app, argc, argv);
-    return report(verb, std::string(error.what()) + "; see capillary " +
-                            (verb.empty() ? "--help" : verb + " --help"),
+    return report(verb,
+                  std::string(error.what()) + "; see capillary " +
+                      (verb.empty() ? "--help" : verb + " --help"),
                   kBadUsage);
   }
   return run_verb(invocation);

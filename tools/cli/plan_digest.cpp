@@ -51,8 +51,8 @@ class RankSummer {
 
  private:
   double item_us(const WorkItem& item, bool wide) const {
-    const double tile_us = std::max(model_.hbm_tile_us(active_ctas_),
-                                    model_.compute_tile_us(item.num_rows, wide));
+    const double tile_us =
+        std::max(model_.hbm_tile_us(active_ctas_), model_.compute_tile_us(item.num_rows, wide));
     return tile_us * item.num_tiles;
   }
 

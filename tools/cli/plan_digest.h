@@ -13,13 +13,14 @@ namespace capillary::cli {
 
 struct RankDigest {
   int64_t tiles = 0;
-  int64_t kv_bytes = 0;     // of one KV head, whole tokens
+  int64_t kv_bytes = 0;  // of one KV head, whole tokens
   int32_t wide_items = 0;
   int32_t narrow_items = 0;
   int64_t merged_rows = 0;  // rows whose result this rank puts together
   int64_t peer_rows = 0;    // partial rows it fetches from other ranks
-  std::vector<double> phase_us;  // a wide phase's items one after another, narrow streams side by side
-  double us = 0;                 // their sum
+  std::vector<double>
+      phase_us;   // a wide phase's items one after another, narrow streams side by side
+  double us = 0;  // their sum
 };
 
 struct JobDigest {

@@ -14,7 +14,9 @@
 namespace capillary::cli {
 namespace {
 
-std::string bytes(int64_t count) { return format_bytes(static_cast<double>(count)); }
+std::string bytes(int64_t count) {
+  return format_bytes(static_cast<double>(count));
+}
 
 std::string card(const std::string& value, const std::string& label) {
   return fmt::format("<div class=\"card\"><b>{}</b><span>{}</span></div>\n", html_escape(value),
@@ -53,7 +55,8 @@ std::string bytes_section(const PlanReport& report) {
   };
   return html_section(
       "Bytes",
-      "KV counted once (unique), as the plan reads it (parts of a shared node read by several jobs count "
+      "KV counted once (unique), as the plan reads it (parts of a shared node read by several jobs "
+      "count "
       "again, mostly from L2), and as plain decode would read it (flat); then the partials.",
       bars_svg({bar("unique KV", summary.unique_bytes, "n2"),
                 bar("planned KV reads", summary.planned_bytes, "n3"),
@@ -78,10 +81,11 @@ std::string time_section(const PlanReport& report) {
   if (report.flat) {
     bars.push_back(bar("predicted, flat", report.flat->summary.predicted_us, "h2"));
   }
-  return html_section("Predicted time",
-                 "Each term as if it were alone; the step is as long as its busiest cluster, and no "
-                 "shorter than the floor.",
-                 bars_svg(bars, "Predicted time by term"));
+  return html_section(
+      "Predicted time",
+      "Each term as if it were alone; the step is as long as its busiest cluster, and no "
+      "shorter than the floor.",
+      bars_svg(bars, "Predicted time by term"));
 }
 
 std::string weighed_section(const PlanReport& report) {
@@ -98,8 +102,9 @@ std::string weighed_section(const PlanReport& report) {
   if (report.runner_up) sentence("Runner-up", *report.runner_up);
   if (report.flat) sentence("Nothing shared", *report.flat);
   if (report.summary.candidates.empty()) return text;
-  text += "<table><tr><th>mode</th><th class=\"r\">cluster size</th><th class=\"r\">pieces</th>"
-          "<th class=\"r\">predicted</th><th class=\"r\">against chosen</th></tr>\n";
+  text +=
+      "<table><tr><th>mode</th><th class=\"r\">cluster size</th><th class=\"r\">pieces</th>"
+      "<th class=\"r\">predicted</th><th class=\"r\">against chosen</th></tr>\n";
   constexpr size_t kMostRows = 12;
   const std::vector<PlanCandidate>& candidates = report.summary.candidates;
   for (size_t i = 0; i < std::min(candidates.size(), kMostRows); ++i) {
@@ -113,8 +118,8 @@ std::string weighed_section(const PlanReport& report) {
   }
   text += "</table>\n";
   if (candidates.size() > kMostRows) {
-    text += fmt::format("<p class=\"soft\">{} more were slower.</p>\n",
-                        candidates.size() - kMostRows);
+    text +=
+        fmt::format("<p class=\"soft\">{} more were slower.</p>\n", candidates.size() - kMostRows);
   }
   return text;
 }
@@ -125,8 +130,8 @@ std::string cards(const PlanReport& report) {
   text += card(format_count(summary.num_requests), "requests");
   text += card(fmt::format("{:.2f}x", sharing_of(summary)), "sharing (flat / unique bytes)");
   text += card(mode_name(summary.mode), "mode chosen");
-  text += card(fmt::format("{} x {}", summary.num_clusters, summary.cluster_size),
-               "clusters x CTAs");
+  text +=
+      card(fmt::format("{} x {}", summary.num_clusters, summary.cluster_size), "clusters x CTAs");
   text += card(format_count(summary.num_jobs), "jobs a KV head");
   text += card(format_us(summary.predicted_us), "predicted");
   text += card(fmt::format("{:.2f}", efficiency_of(summary)),
@@ -145,7 +150,8 @@ std::string plan_html(const PlanReport& report) {
   const PlanSummary& summary = report.summary;
   std::string page = html_page_begin("Plan of " + report.name);
   page += fmt::format(
-      "<p class=\"soft\">heads {}/{}, head_dim {}, {}, pages of {}; profile {} ({}); capillary {}</p>\n",
+      "<p class=\"soft\">heads {}/{}, head_dim {}, {}, pages of {}; profile {} ({}); capillary "
+      "{}</p>\n",
       report.shape.num_q_heads, report.shape.num_kv_heads, report.shape.head_dim,
       dtype_name(report.shape.dtype), report.forest.page_size(), html_escape(report.profile.name),
       html_escape(report.profile.source), CAPILLARY_VERSION_STRING);
@@ -154,28 +160,34 @@ std::string plan_html(const PlanReport& report) {
   if (summary.num_requests == 0) {
     return page + "<p>The batch is empty: nothing to draw.</p>\n" + html_page_end();
   }
-  page += html_section(
-      "Forest and query groups",
-      "From left to right the requests in leaf order, from top to bottom their tokens; a node is as wide as "
-      "the requests that share it, and a little taller for more tokens. Below, the query groups that a "
-      "cluster handles together, and the KV bytes they read. Hatched: several things drawn as one." +
-          html_key("n0", "one request") + html_key("n1", "2 to 3") + html_key("n2", "4 to 15") +
-          html_key("n3", "16 to 63") + html_key("n4", "64 and more requests"),
-      forest_svg(report));
+  page += html_section("Forest and query groups",
+                       "From left to right the requests in leaf order, from top to bottom their "
+                       "tokens; a node is as wide as "
+                       "the requests that share it, and a little taller for more tokens. Below, "
+                       "the query groups that a "
+                       "cluster handles together, and the KV bytes they read. Hatched: several "
+                       "things drawn as one." +
+                           html_key("n0", "one request") + html_key("n1", "2 to 3") +
+                           html_key("n2", "4 to 15") + html_key("n3", "16 to 63") +
+                           html_key("n4", "64 and more requests"),
+                       forest_svg(report));
   if (!report.digest.jobs.empty()) {
-    page += html_section("Jobs and ranks",
-                    "KV bytes that every rank (CTA) of every job reads, for one KV head; the stronger "
-                    "the colour, the more. Even colour means even work.",
-                    ranks_svg(report));
-    page += html_section("Schedule",
-                    "Every cluster's jobs one after another, all KV heads, by the cost model's rates.",
-                    clusters_svg(report));
     page += html_section(
-        "The busiest job",
-        "Its ranks phase by phase, by the cost model's rates; black lines are barriers between phases." +
-            html_key("w", "wide item: all warps on it") + html_key("n", "narrow items: a stream a warp") +
-            html_key("m", "merges after the exchange"),
-        busiest_job_svg(report));
+        "Jobs and ranks",
+        "KV bytes that every rank (CTA) of every job reads, for one KV head; the stronger "
+        "the colour, the more. Even colour means even work.",
+        ranks_svg(report));
+    page += html_section(
+        "Schedule",
+        "Every cluster's jobs one after another, all KV heads, by the cost model's rates.",
+        clusters_svg(report));
+    page += html_section("The busiest job",
+                         "Its ranks phase by phase, by the cost model's rates; black lines are "
+                         "barriers between phases." +
+                             html_key("w", "wide item: all warps on it") +
+                             html_key("n", "narrow items: a stream a warp") +
+                             html_key("m", "merges after the exchange"),
+                         busiest_job_svg(report));
   }
   page += bytes_section(report);
   page += time_section(report);

@@ -15,7 +15,9 @@ namespace {
 
 using nlohmann::ordered_json;
 
-const char* phase_name(PhaseKind kind) { return kind == PhaseKind::kWide ? "wide" : "narrow"; }
+const char* phase_name(PhaseKind kind) {
+  return kind == PhaseKind::kWide ? "wide" : "narrow";
+}
 
 const char* destination_name(Destination destination) {
   switch (destination) {
@@ -53,33 +55,34 @@ ordered_json loser_json(const Loser& loser) {
 
 ordered_json summary_json(const PlanReport& report) {
   const PlanSummary& summary = report.summary;
-  ordered_json object = {{"mode", mode_name(summary.mode)},
-                         {"num_requests", summary.num_requests},
-                         {"num_nodes", summary.num_nodes},
-                         {"num_jobs", summary.num_jobs},
-                         {"num_groups", report.digest.num_groups},
-                         {"cluster_size", summary.cluster_size},
-                         {"num_clusters", summary.num_clusters},
-                         {"unique_bytes", summary.unique_bytes},
-                         {"flat_bytes", summary.flat_bytes},
-                         {"planned_bytes", summary.planned_bytes},
-                         {"exchange_bytes", summary.exchange_bytes},
-                         {"split_bytes", summary.split_bytes},
-                         {"sharing", sharing_of(summary)},
-                         {"floor_us", summary.floor_us},
-                         {"floor_kind", summary.hbm_us >= summary.compute_us ? "memory" : "compute"},
-                         {"predicted_us", summary.predicted_us},
-                         {"efficiency", efficiency_of(summary)},
-                         {"hbm_us", summary.hbm_us},
-                         {"l2_us", summary.l2_us},
-                         {"compute_us", summary.compute_us},
-                         {"exchange_us", summary.exchange_us},
-                         {"fixed_us", summary.fixed_us},
-                         {"reason", summary.reason},
-                         {"first_plan_us", report.first_plan_us},
-                         {"plan_us", report.warm_plan_us},
-                         {"plan_bytes", report.plan.size_bytes()},
-                         {"workspace_bytes", report.plan.workspace_bytes()}};
+  ordered_json object = {
+      {"mode", mode_name(summary.mode)},
+      {"num_requests", summary.num_requests},
+      {"num_nodes", summary.num_nodes},
+      {"num_jobs", summary.num_jobs},
+      {"num_groups", report.digest.num_groups},
+      {"cluster_size", summary.cluster_size},
+      {"num_clusters", summary.num_clusters},
+      {"unique_bytes", summary.unique_bytes},
+      {"flat_bytes", summary.flat_bytes},
+      {"planned_bytes", summary.planned_bytes},
+      {"exchange_bytes", summary.exchange_bytes},
+      {"split_bytes", summary.split_bytes},
+      {"sharing", sharing_of(summary)},
+      {"floor_us", summary.floor_us},
+      {"floor_kind", summary.hbm_us >= summary.compute_us ? "memory" : "compute"},
+      {"predicted_us", summary.predicted_us},
+      {"efficiency", efficiency_of(summary)},
+      {"hbm_us", summary.hbm_us},
+      {"l2_us", summary.l2_us},
+      {"compute_us", summary.compute_us},
+      {"exchange_us", summary.exchange_us},
+      {"fixed_us", summary.fixed_us},
+      {"reason", summary.reason},
+      {"first_plan_us", report.first_plan_us},
+      {"plan_us", report.warm_plan_us},
+      {"plan_bytes", report.plan.size_bytes()},
+      {"workspace_bytes", report.plan.workspace_bytes()}};
   object["candidates"] = ordered_json::array();
   for (const PlanCandidate& candidate : summary.candidates) {
     object["candidates"].push_back(candidate_json(candidate));
@@ -94,12 +97,10 @@ std::vector<int32_t> list_of(std::span<const int32_t> values) {
 }
 
 ordered_json forest_json(const PrefixForest& forest) {
-  ordered_json object = {{"page_size", forest.page_size()},
-                         {"unique_tokens", forest.unique_tokens()},
-                         {"flat_tokens", forest.flat_tokens()},
-                         {"leaf_order", list_of(forest.leaf_order())},
-                         {"seq_lens", list_of(forest.seq_lens())},
-                         {"request_node", list_of(forest.request_node())}};
+  ordered_json object = {
+      {"page_size", forest.page_size()},        {"unique_tokens", forest.unique_tokens()},
+      {"flat_tokens", forest.flat_tokens()},    {"leaf_order", list_of(forest.leaf_order())},
+      {"seq_lens", list_of(forest.seq_lens())}, {"request_node", list_of(forest.request_node())}};
   object["nodes"] = ordered_json::array();
   for (const ForestNode& node : forest.nodes()) {
     object["nodes"].push_back({{"parent", node.parent},
@@ -149,9 +150,8 @@ ordered_json merge_json(const PlanView& view, const Merge& merge) {
 }
 
 ordered_json rank_json(const PlanView& view, const RankWork& work, const RankDigest& digest) {
-  ordered_json object = {{"tiles", digest.tiles},
-                         {"kv_bytes", digest.kv_bytes},
-                         {"estimated_us", digest.us}};
+  ordered_json object = {
+      {"tiles", digest.tiles}, {"kv_bytes", digest.kv_bytes}, {"estimated_us", digest.us}};
   object["phases"] = ordered_json::array();
   for (uint32_t p = 0; p < work.num_phases; ++p) {
     const Phase& phase = view.phases()[work.phase_begin + p];
@@ -212,12 +212,10 @@ ordered_json blob_json(const PlanReport& report) {
   object["jobs"] = ordered_json::array();
   for (uint32_t j = 0; j < header.num_jobs; ++j) {
     const JobDigest& digest = report.digest.jobs[j];
-    ordered_json job = {{"query_begin", digest.query_begin},
-                        {"num_queries", digest.num_queries},
-                        {"needs_exchange", digest.needs_exchange},
-                        {"kv_bytes", digest.kv_bytes},
-                        {"peer_rows", digest.peer_rows},
-                        {"estimated_us", digest.us}};
+    ordered_json job = {
+        {"query_begin", digest.query_begin},       {"num_queries", digest.num_queries},
+        {"needs_exchange", digest.needs_exchange}, {"kv_bytes", digest.kv_bytes},
+        {"peer_rows", digest.peer_rows},           {"estimated_us", digest.us}};
     job["ranks"] = ordered_json::array();
     for (size_t rank = 0; rank < digest.ranks.size(); ++rank) {
       const RankWork& work = view.rank_works()[j * digest.ranks.size() + rank];

@@ -26,8 +26,8 @@ std::string why_it_lost(const PlanSummary& chosen, double chosen_busiest_us,
                         const PlanSummary& loser, double loser_busiest_us) {
   // The first of these that is clearly worse is what told against it.
   const auto ratio = [](double a, double b) { return b > 0 ? a / b : a > 0 ? 1e9 : 1.0; };
-  const double bytes = ratio(static_cast<double>(loser.planned_bytes),
-                             static_cast<double>(chosen.planned_bytes));
+  const double bytes =
+      ratio(static_cast<double>(loser.planned_bytes), static_cast<double>(chosen.planned_bytes));
   if (bytes > 1.05) {
     return fmt::format("reads {:.2f}x the KV bytes ({} against {})", bytes,
                        format_bytes(static_cast<double>(loser.planned_bytes)),
@@ -83,8 +83,7 @@ Loser plan_loser(const PlanReport& report, const PlanCandidate& candidate) {
   loser.summary = planner.summary();
   loser.busiest_us =
       busiest_cluster_us(digest_plan(plan, report.forest, report.shape, report.profile));
-  loser.why =
-      why_it_lost(report.summary, report.busiest_us, loser.summary, loser.busiest_us);
+  loser.why = why_it_lost(report.summary, report.busiest_us, loser.summary, loser.busiest_us);
   return loser;
 }
 
@@ -128,7 +127,8 @@ PlanReport make_plan_report(const Step& step, const PlanOptions& options,
     report.runner_up = plan_loser(report, *runner_up);
   }
   // Where nothing is shared the chosen plan is what flat would be.
-  if (report.summary.mode != Mode::kFlat && report.summary.flat_bytes > report.summary.unique_bytes) {
+  if (report.summary.mode != Mode::kFlat &&
+      report.summary.flat_bytes > report.summary.unique_bytes) {
     report.flat = plan_flat(report);
   }
   return report;
@@ -151,9 +151,9 @@ std::string explain_line(const PlanReport& report) {
       summary.cluster_size, summary.num_jobs, summary.num_jobs == 1 ? "job" : "jobs",
       report.digest.num_groups, report.digest.num_groups == 1 ? "group" : "groups",
       format_bytes(static_cast<double>(summary.planned_bytes)));
-  line += fmt::format(", unique {}, flat {}",
-                      format_bytes(static_cast<double>(summary.unique_bytes)),
-                      format_bytes(static_cast<double>(summary.flat_bytes)));
+  line +=
+      fmt::format(", unique {}, flat {}", format_bytes(static_cast<double>(summary.unique_bytes)),
+                  format_bytes(static_cast<double>(summary.flat_bytes)));
   return line;
 }
 

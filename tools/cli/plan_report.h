@@ -30,11 +30,11 @@ struct PlanReport {
   Plan plan;
   PlanSummary summary;
   PlanDigest digest;
-  double first_plan_us = 0;      // measured, memory still to be allocated
-  double warm_plan_us = 0;       // measured, the same forest again
-  double busiest_us = 0;         // the busiest cluster
+  double first_plan_us = 0;  // measured, memory still to be allocated
+  double warm_plan_us = 0;   // measured, the same forest again
+  double busiest_us = 0;     // the busiest cluster
   std::optional<Loser> runner_up;
-  std::optional<Loser> flat;     // nothing shared, unless that is what was chosen
+  std::optional<Loser> flat;  // nothing shared, unless that is what was chosen
 };
 
 PlanReport make_plan_report(const Step& step, const PlanOptions& options,

@@ -16,7 +16,7 @@ namespace {
 
 constexpr double kLeft = 90;
 constexpr double kPlotWidth = Svg::kWidth - kLeft - 10;
-constexpr double kNarrowest = 3;       // px; what is narrower is drawn together with its neighbours
+constexpr double kNarrowest = 3;  // px; what is narrower is drawn together with its neighbours
 constexpr double kTallestForest = 440;  // px
 
 class ForestDrawing {
@@ -60,8 +60,11 @@ class ForestDrawing {
   }
 
   static const char* sharing_class(int32_t requests) {
-    return requests >= 64 ? "n4" : requests >= 16 ? "n3" : requests >= 4 ? "n2"
-                       : requests >= 2 ? "n1" : "n0";
+    return requests >= 64   ? "n4"
+           : requests >= 16 ? "n3"
+           : requests >= 4  ? "n2"
+           : requests >= 2  ? "n1"
+                            : "n0";
   }
 
   // Nodes [begin, end) in preorder are whole subtrees hung at height y; draws them, narrow runs as one.
@@ -120,13 +123,13 @@ class ForestDrawing {
     const double x = x_of(first_request);
     const double width = requests * request_px_;
     const double height = height_of(static_cast<double>(path_tokens) / requests) * scale_;
-    const std::string tokens = fewest == most ? format_count(most)
-                                              : fmt::format("{} to {}", format_count(fewest),
-                                                            format_count(most));
+    const std::string tokens =
+        fewest == most ? format_count(most)
+                       : fmt::format("{} to {}", format_count(fewest), format_count(most));
     svg_.rect(x, y, width, height, "n0 e");
     svg_.rect(x, y, width, height, "hatch",
-              fmt::format("{} nodes of {} tokens each, {} requests (leaf order {} to {})", end - begin,
-                          tokens, requests, first_request, last_request - 1));
+              fmt::format("{} nodes of {} tokens each, {} requests (leaf order {} to {})",
+                          end - begin, tokens, requests, first_request, last_request - 1));
     svg_.label(x, y, width, height, "l",
                {fmt::format("{} nodes of {} tokens", end - begin, tokens),
                 fmt::format("{} x {}", end - begin, tokens), fmt::format("{}", end - begin)});
@@ -158,8 +161,7 @@ class ForestDrawing {
                       double most_bytes_per_px) {
     if (begin == end) return;
     const double x = x_of(groups[begin].query_begin);
-    const double width =
-        x_of(groups[end - 1].query_begin + groups[end - 1].num_queries) - x;
+    const double width = x_of(groups[end - 1].query_begin + groups[end - 1].num_queries) - x;
     int64_t bytes = 0;
     size_t num_jobs = 0;
     double longest_us = 0;
@@ -174,12 +176,13 @@ class ForestDrawing {
                     groups[end - 1].query_begin + groups[end - 1].num_queries - 1);
     const std::string title =
         count == 1
-            ? fmt::format("query group {}: {} requests ({}), {} of {}, reads {} a KV head, about {}",
-                          begin, groups[begin].num_queries, requests,
-                          num_jobs == 1 ? fmt::format("job {}", groups[begin].jobs.front())
-                                        : fmt::format("{} jobs", num_jobs),
-                          fmt::format("{} CTAs", report_.summary.cluster_size),
-                          format_bytes(static_cast<double>(bytes)), format_us(longest_us))
+            ? fmt::format(
+                  "query group {}: {} requests ({}), {} of {}, reads {} a KV head, about {}", begin,
+                  groups[begin].num_queries, requests,
+                  num_jobs == 1 ? fmt::format("job {}", groups[begin].jobs.front())
+                                : fmt::format("{} jobs", num_jobs),
+                  fmt::format("{} CTAs", report_.summary.cluster_size),
+                  format_bytes(static_cast<double>(bytes)), format_us(longest_us))
             : fmt::format("{} query groups ({}), {} jobs, read {} a KV head, the longest about {}",
                           count, requests, num_jobs, format_bytes(static_cast<double>(bytes)),
                           format_us(longest_us));
@@ -213,9 +216,8 @@ class ForestDrawing {
       group.kv_bytes += job.kv_bytes;
       group.us = std::max(group.us, job.us);
     }
-    std::sort(groups.begin(), groups.end(), [](const Group& a, const Group& b) {
-      return a.query_begin < b.query_begin;
-    });
+    std::sort(groups.begin(), groups.end(),
+              [](const Group& a, const Group& b) { return a.query_begin < b.query_begin; });
     svg_.text(kLeft - 8, y + 14, "t", "groups", Anchor::kEnd);
     svg_.text(kLeft - 8, y + 56, "t", "KV bytes", Anchor::kEnd);
     svg_.text(kLeft - 8, y + 69, "t", "per request", Anchor::kEnd);
@@ -260,6 +262,8 @@ class ForestDrawing {
 
 }  // namespace
 
-std::string forest_svg(const PlanReport& report) { return ForestDrawing(report).draw(); }
+std::string forest_svg(const PlanReport& report) {
+  return ForestDrawing(report).draw();
+}
 
 }  // namespace capillary::cli

@@ -23,7 +23,9 @@ const char* heat_class(double share) {
   return kClasses[std::clamp(step, 0, 4)];
 }
 
-std::string kv_bytes(int64_t bytes) { return format_bytes(static_cast<double>(bytes)); }
+std::string kv_bytes(int64_t bytes) {
+  return format_bytes(static_cast<double>(bytes));
+}
 
 // Nice steps for a time axis: 1, 2 or 5 times a power of ten, about eight of them.
 double axis_step(double largest) {
@@ -85,8 +87,8 @@ class JobDrawing {
     double y = 4;
     for (int32_t rank = 0; rank < num_ranks; ++rank, y += kRowHeight + 8) draw_rank(rank, y);
     draw_axis(longest_us, y);
-    return svg_.str(y + 24, fmt::format("Job {} of {} requests, rank by rank", job_,
-                                        job.num_queries));
+    return svg_.str(y + 24,
+                    fmt::format("Job {} of {} requests, rank by rank", job_, job.num_queries));
   }
 
  private:
@@ -103,10 +105,10 @@ class JobDrawing {
     for (uint32_t s = 0; s < item.num_segments; ++s) {
       tokens += view_.segments()[item.segment_begin + s].num_tokens;
     }
-    std::string title = fmt::format("{} item: rows {} to {}, {} tokens in {} segment{}", kind,
-                                    item.row_begin, item.row_begin + item.num_rows - 1,
-                                    format_count(tokens), item.num_segments,
-                                    item.num_segments == 1 ? "" : "s");
+    std::string title =
+        fmt::format("{} item: rows {} to {}, {} tokens in {} segment{}", kind, item.row_begin,
+                    item.row_begin + item.num_rows - 1, format_count(tokens), item.num_segments,
+                    item.num_segments == 1 ? "" : "s");
     if (item.num_segments > 0) {
       title += fmt::format(" from position {}",
                            format_count(view_.segments()[item.segment_begin].logical_begin));
@@ -157,7 +159,8 @@ class JobDrawing {
     for (uint32_t i = 0; i < phase.num_items; ++i) {
       const WorkItem& item = view_.items()[phase.item_begin + i];
       const double item_width = width * item.num_tiles / std::max(tiles, 1.0);
-      row.add(x, item_width, "w e", item_title(item, "wide"), fmt::format("{} rows", item.num_rows));
+      row.add(x, item_width, "w e", item_title(item, "wide"),
+              fmt::format("{} rows", item.num_rows));
       x += item_width;
     }
     row.flush();
@@ -226,12 +229,11 @@ std::string ranks_svg(const PlanReport& report) {
       }
       const RankDigest& digest = jobs[largest].ranks[static_cast<size_t>(rank)];
       const double x = kLeft + static_cast<double>(column) * column_px;
-      std::string title =
-          fmt::format("job {}, rank {}: reads {} a KV head in {} wide and {} narrow items, merges {} "
-                      "rows, {} partial rows from peers, about {}",
-                      largest, rank, kv_bytes(digest.kv_bytes), digest.wide_items,
-                      digest.narrow_items, digest.merged_rows, digest.peer_rows,
-                      format_us(digest.us));
+      std::string title = fmt::format(
+          "job {}, rank {}: reads {} a KV head in {} wide and {} narrow items, merges {} "
+          "rows, {} partial rows from peers, about {}",
+          largest, rank, kv_bytes(digest.kv_bytes), digest.wide_items, digest.narrow_items,
+          digest.merged_rows, digest.peer_rows, format_us(digest.us));
       if (end - begin > 1) {
         title = fmt::format("largest of jobs {} to {}: ", begin, end - 1) + title;
       }
@@ -275,8 +277,8 @@ std::string clusters_svg(const PlanReport& report) {
     row.flush();
   }
   const double bottom = static_cast<double>(clusters.size()) * height + 20;
-  svg.text(kLeft - 8, 26, "t", fmt::format("{} cluster{}", clusters.size(),
-                                           clusters.size() == 1 ? "" : "s"),
+  svg.text(kLeft - 8, 26, "t",
+           fmt::format("{} cluster{}", clusters.size(), clusters.size() == 1 ? "" : "s"),
            Anchor::kEnd);
   const double step = axis_step(longest_us);
   for (double at = 0; at <= longest_us; at += step) {

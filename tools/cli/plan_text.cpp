@@ -20,7 +20,9 @@ std::string plural(int64_t count, std::string_view noun) {
   return fmt::format("{} {}{}", format_count(count), noun, count == 1 ? "" : "s");
 }
 
-std::string bytes(int64_t count) { return format_bytes(static_cast<double>(count)); }
+std::string bytes(int64_t count) {
+  return format_bytes(static_cast<double>(count));
+}
 
 const char* path_sentence(const PlanReport& report) {
   const PlanSummary& summary = report.summary;
@@ -43,10 +45,11 @@ const char* path_sentence(const PlanReport& report) {
 
 std::string forest_sentence(const PlanReport& report) {
   const PlanDigest& digest = report.digest;
-  std::string text = fmt::format(
-      "{}, {} ({} shared) on {}, longest request {}", plural(report.summary.num_requests, "request"),
-      plural(report.summary.num_nodes, "node"), digest.num_shared_nodes,
-      plural(digest.num_levels, "level"), plural(digest.longest_request, "token"));
+  std::string text =
+      fmt::format("{}, {} ({} shared) on {}, longest request {}",
+                  plural(report.summary.num_requests, "request"),
+                  plural(report.summary.num_nodes, "node"), digest.num_shared_nodes,
+                  plural(digest.num_levels, "level"), plural(digest.longest_request, "token"));
   if (digest.num_empty_requests > 0) text += fmt::format(", {} empty", digest.num_empty_requests);
   return text;
 }
@@ -59,9 +62,9 @@ std::string reads_sentence(const PlanSummary& summary) {
   }
   if (summary.flat_bytes > summary.planned_bytes) {
     const int64_t saved = summary.flat_bytes - summary.planned_bytes;
-    text += fmt::format("; saves {} ({:.1f}%) against flat", bytes(saved),
-                        100.0 * static_cast<double>(saved) /
-                            static_cast<double>(summary.flat_bytes));
+    text +=
+        fmt::format("; saves {} ({:.1f}%) against flat", bytes(saved),
+                    100.0 * static_cast<double>(saved) / static_cast<double>(summary.flat_bytes));
   }
   return text;
 }
@@ -99,61 +102,59 @@ std::string plan_text(const PlanReport& report) {
   const PlanSummary& summary = report.summary;
   const PlanDigest& digest = report.digest;
   std::string text;
-  text += row("workload",
-              fmt::format("{}; heads {}/{}, head_dim {}{}, {}, pages of {}", report.name,
-                          report.shape.num_q_heads, report.shape.num_kv_heads,
-                          report.shape.head_dim,
-                          report.shape.v_dim() == report.shape.head_dim
-                              ? ""
-                              : fmt::format(" (V {})", report.shape.v_dim()),
-                          dtype_name(report.shape.dtype), report.forest.page_size()));
+  text += row("workload", fmt::format("{}; heads {}/{}, head_dim {}{}, {}, pages of {}",
+                                      report.name, report.shape.num_q_heads,
+                                      report.shape.num_kv_heads, report.shape.head_dim,
+                                      report.shape.v_dim() == report.shape.head_dim
+                                          ? ""
+                                          : fmt::format(" (V {})", report.shape.v_dim()),
+                                      dtype_name(report.shape.dtype), report.forest.page_size()));
   text += row("profile", fmt::format("{} ({})", report.profile.name, report.profile.source));
   text += row("forest", forest_sentence(report));
   text += row("sharing", fmt::format("{:.2f}x: unique {}, flat {}", sharing_of(summary),
                                      bytes(summary.unique_bytes), bytes(summary.flat_bytes)));
   text += row("path", path_sentence(report));
   if (!summary.reason.empty()) text += row("reason", summary.reason);
-  text += row("launch",
-              fmt::format("{} of {}; {} in {} a KV head, {} work items ({} wide, {} narrow)",
-                          plural(summary.num_clusters, "cluster"),
-                          plural(summary.cluster_size, "CTA"), plural(summary.num_jobs, "job"),
-                          plural(digest.num_groups, "query group"),
-                          format_count(digest.wide_items + digest.narrow_items),
-                          format_count(digest.wide_items), format_count(digest.narrow_items)));
+  text +=
+      row("launch",
+          fmt::format("{} of {}; {} in {} a KV head, {} work items ({} wide, {} narrow)",
+                      plural(summary.num_clusters, "cluster"), plural(summary.cluster_size, "CTA"),
+                      plural(summary.num_jobs, "job"), plural(digest.num_groups, "query group"),
+                      format_count(digest.wide_items + digest.narrow_items),
+                      format_count(digest.wide_items), format_count(digest.narrow_items)));
   text += row("reads", reads_sentence(summary));
   text += row("partials", fmt::format("{} through distributed shared memory, {} through L2",
                                       bytes(summary.exchange_bytes), bytes(summary.split_bytes)));
-  text += row("predicted",
-              fmt::format("{}; floor {} ({}), efficiency {:.2f}", format_us(summary.predicted_us),
-                          format_us(summary.floor_us),
-                          summary.hbm_us >= summary.compute_us ? "memory" : "compute",
-                          efficiency_of(summary)));
+  text += row("predicted", fmt::format("{}; floor {} ({}), efficiency {:.2f}",
+                                       format_us(summary.predicted_us), format_us(summary.floor_us),
+                                       summary.hbm_us >= summary.compute_us ? "memory" : "compute",
+                                       efficiency_of(summary)));
   text += row("  terms", fmt::format("HBM {}, L2 {}, compute {}, exchange {}, fixed {}",
                                      format_us(summary.hbm_us), format_us(summary.l2_us),
                                      format_us(summary.compute_us), format_us(summary.exchange_us),
                                      format_us(summary.fixed_us)));
   if (report.flat) {
     const PlanSummary& flat = report.flat->summary;
-    text += row("flat", fmt::format("{} predicted, {:.2f}x; {}", format_us(flat.predicted_us),
-                                    summary.predicted_us > 0
-                                        ? flat.predicted_us / summary.predicted_us
-                                        : 1.0,
-                                    report.flat->why));
+    text +=
+        row("flat",
+            fmt::format("{} predicted, {:.2f}x; {}", format_us(flat.predicted_us),
+                        summary.predicted_us > 0 ? flat.predicted_us / summary.predicted_us : 1.0,
+                        report.flat->why));
   }
   if (report.runner_up) {
     const Loser& loser = *report.runner_up;
-    text += row("runner-up", fmt::format("{}: {} ({:+.1f}%); {}", candidate_name(loser.candidate),
-                                         format_us(loser.candidate.predicted_us),
-                                         100.0 * (loser.candidate.predicted_us /
-                                                      std::max(summary.predicted_us, 1e-9) -
-                                                  1.0),
-                                         loser.why));
+    text +=
+        row("runner-up",
+            fmt::format(
+                "{}: {} ({:+.1f}%); {}", candidate_name(loser.candidate),
+                format_us(loser.candidate.predicted_us),
+                100.0 * (loser.candidate.predicted_us / std::max(summary.predicted_us, 1e-9) - 1.0),
+                loser.why));
   }
   text += row("plan", fmt::format("{} blob, workspace {}, planned in {} ({} the first time)",
                                   bytes(static_cast<int64_t>(report.plan.size_bytes())),
                                   bytes(report.plan.workspace_bytes()),
-                                  format_us(report.warm_plan_us),
-                                  format_us(report.first_plan_us)));
+                                  format_us(report.warm_plan_us), format_us(report.first_plan_us)));
   if (!summary.candidates.empty()) {
     text += row("weighed", "the best of every mode and cluster size");
     text += weighed_table(summary);

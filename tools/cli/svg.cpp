@@ -94,9 +94,8 @@ void Svg::line(double x1, double y1, double x2, double y2, std::string_view css_
 }
 
 std::string Svg::str(double height, std::string_view aria_label) const {
-  return fmt::format(
-      "<svg viewBox=\"0 0 {} {}\" role=\"img\" aria-label=\"{}\">\n{}</svg>\n", number(kWidth),
-      number(height), html_escape(aria_label), body_);
+  return fmt::format("<svg viewBox=\"0 0 {} {}\" role=\"img\" aria-label=\"{}\">\n{}</svg>\n",
+                     number(kWidth), number(height), html_escape(aria_label), body_);
 }
 
 }  // namespace capillary::cli

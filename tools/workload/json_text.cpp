@@ -101,8 +101,8 @@ int64_t JsonFields::integer(const char* key, int64_t smallest, int64_t largest) 
 
 int64_t JsonFields::integer_of(const json& value, std::string_view key, int64_t smallest,
                                int64_t largest) const {
-  const bool too_large = value.is_number_unsigned() &&
-                         value.get<uint64_t>() > static_cast<uint64_t>(INT64_MAX);
+  const bool too_large =
+      value.is_number_unsigned() && value.get<uint64_t>() > static_cast<uint64_t>(INT64_MAX);
   if (!value.is_number_integer() || too_large || value.get<int64_t>() < smallest ||
       value.get<int64_t>() > largest) {
     fail(key, fmt::format("is {}", json_excerpt(value)),
@@ -111,7 +111,9 @@ int64_t JsonFields::integer_of(const json& value, std::string_view key, int64_t 
   return value.get<int64_t>();
 }
 
-double JsonFields::positive(const char* key) const { return positive_of(at(key), key); }
+double JsonFields::positive(const char* key) const {
+  return positive_of(at(key), key);
+}
 
 double JsonFields::positive_of(const json& value, std::string_view key) const {
   if (!value.is_number() || !std::isfinite(value.get<double>()) || value.get<double>() <= 0) {

@@ -73,8 +73,8 @@ DeviceProfile profile_from_json(std::string_view text, std::string_view source) 
   fields.allow_only({"schema_version", "name", "source", "num_sms", "l2_bytes",
                      "smem_bytes_per_cta", "max_clusters", "hbm_gbps", "hbm_gbps_per_cta",
                      "l2_gbps_per_cta", "dsm_load_gbps_per_cta", "dsm_latency_us",
-                     "cluster_barrier_us", "l2_merge_latency_us", "matrix_tflops",
-                     "narrow_tile_us", "launch_us", "job_start_us", "item_start_us"});
+                     "cluster_barrier_us", "l2_merge_latency_us", "matrix_tflops", "narrow_tile_us",
+                     "launch_us", "job_start_us", "item_start_us"});
   DeviceProfile profile;
   profile.name = fields.text("name");
   profile.source = fields.text("source");

@@ -77,8 +77,8 @@ std::vector<int32_t> int_list(const JsonFields& fields, const char* key, int64_t
 Workload workload_of(const nlohmann::json& object, std::string_view source, size_t index) {
   constexpr std::string_view kFunction = "workloads_from_json";
   Workload workload;
-  workload.name = JsonFields(object, kFunction, source, fmt::format("workloads[{}]", index))
-                      .text("name");
+  workload.name =
+      JsonFields(object, kFunction, source, fmt::format("workloads[{}]", index)).text("name");
   const JsonFields fields(object, kFunction, source, fmt::format("workload '{}'", workload.name));
   if (workload.name.empty()) fields.fail("name", "is empty", "name the workload", "give a name");
   fields.allow_only({"name", "nodes", "tokens", "heads", "page", "head_dim", "source", "note"});
@@ -271,8 +271,7 @@ void compact_pages(Batch* batch) {
   std::vector<int32_t> used;
   const auto for_each_page = [&](const auto& visit) {
     for (size_t r = 0; r < batch->seq_lens.size(); ++r) {
-      const int64_t count =
-          (int64_t{batch->seq_lens[r]} + batch->page_size - 1) / batch->page_size;
+      const int64_t count = (int64_t{batch->seq_lens[r]} + batch->page_size - 1) / batch->page_size;
       int32_t* row = batch->block_table.data() + static_cast<int64_t>(r) * batch->num_columns;
       for (int64_t c = 0; c < count; ++c) visit(row[c]);
     }
@@ -302,18 +301,17 @@ Batch batch_from_json(std::string_view text, std::string_view source, std::strin
   }
   const nlohmann::json& rows = fields.array("block_table", 0);
   if (rows.size() != batch.seq_lens.size()) {
-    fields.fail("block_table", fmt::format("has {} rows", rows.size()),
-                fmt::format("have {} rows, one for every entry of 'seq_lens'",
-                            batch.seq_lens.size()),
-                "correct one of the two");
+    fields.fail(
+        "block_table", fmt::format("has {} rows", rows.size()),
+        fmt::format("have {} rows, one for every entry of 'seq_lens'", batch.seq_lens.size()),
+        "correct one of the two");
   }
   for (size_t r = 0; r < rows.size(); ++r) {
     if (!rows[r].is_array()) {
       fields.fail(fmt::format("block_table[{}]", r), fmt::format("is {}", json_excerpt(rows[r])),
                   "be an array of page ids", "correct it");
     }
-    const int64_t needed =
-        (int64_t{batch.seq_lens[r]} + batch.page_size - 1) / batch.page_size;
+    const int64_t needed = (int64_t{batch.seq_lens[r]} + batch.page_size - 1) / batch.page_size;
     if (static_cast<int64_t>(rows[r].size()) < needed) {
       fields.fail(fmt::format("block_table[{}]", r), fmt::format("has {} page ids", rows[r].size()),
                   fmt::format("have at least {}, for {} tokens in pages of {}", needed,
@@ -329,13 +327,12 @@ Batch batch_from_json(std::string_view text, std::string_view source, std::strin
   batch.block_table.assign(static_cast<size_t>(batch.num_columns) * rows.size(), Batch::kWildPage);
   int32_t largest_page = -1;
   for (size_t r = 0; r < rows.size(); ++r) {
-    const int64_t needed =
-        (int64_t{batch.seq_lens[r]} + batch.page_size - 1) / batch.page_size;
+    const int64_t needed = (int64_t{batch.seq_lens[r]} + batch.page_size - 1) / batch.page_size;
     for (int64_t c = 0; c < needed; ++c) {
       // Ids past the length are whatever the engine left there; they are not even looked at.
-      const int64_t page = fields.integer_of(rows[r][static_cast<size_t>(c)],
-                                             fmt::format("block_table[{}][{}]", r, c), 0,
-                                             INT32_MAX - 1);
+      const int64_t page =
+          fields.integer_of(rows[r][static_cast<size_t>(c)],
+                            fmt::format("block_table[{}][{}]", r, c), 0, INT32_MAX - 1);
       batch.block_table[r * static_cast<size_t>(batch.num_columns) + static_cast<size_t>(c)] =
           static_cast<int32_t>(page);
       largest_page = std::max(largest_page, static_cast<int32_t>(page));
