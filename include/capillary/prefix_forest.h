@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -19,8 +20,8 @@ struct ForestNode {
   int32_t num_tokens;     // > 0
   int32_t request_begin;  // positions in leaf order [request_begin, request_end) share this node
   int32_t request_end;
-  int32_t subtree_end;    // nodes [own index, subtree_end) are this node and all below it (preorder)
-  int64_t page_offset;    // entry of the page id array with this node's first page
+  int32_t subtree_end;  // nodes [own index, subtree_end) are this node and all below it (preorder)
+  int64_t page_offset;  // entry of the page id array with this node's first page
 };
 
 // Per request page ids, row-major int32 [num_requests, row_stride]; only the first
@@ -53,7 +54,8 @@ class PrefixForest {
   // levels[l][r]: page ids of request r on level l are level_pages[l][level_indptr[l][g] ..) where
   // g = level_group[l][r]; requests with the same group on a level share it (FlashInfer's cascade form).
   struct Level {
-    std::span<const int32_t> group;   // [num_requests]: which entry run of this level; -1: nothing here
+    std::span<const int32_t>
+        group;  // [num_requests]: which entry run of this level; -1: nothing here
     std::span<const int32_t> indptr;  // [num_groups + 1] into page_ids
     std::span<const int32_t> page_ids;
     std::span<const int32_t> num_tokens;  // [num_groups]
@@ -100,6 +102,40 @@ class PrefixForest {
   int32_t page_size_ = 1;
   int64_t unique_tokens_ = 0;
   int64_t flat_tokens_ = 0;
+};
+
+// The forest of a batch that is decoded step by step. Every update gives exactly what from_block_table would
+// give for the same table and lengths, at a cost that follows what changed: a step that only appends tokens
+// reads the ids of new pages alone; joining requests are compared along their path; leaving, growing apart and
+// moving rows read one id a node.
+class ForestTracker {
+ public:
+  // Throws InvalidArgument: page_size < 1.
+  explicit ForestTracker(int32_t page_size);
+  ~ForestTracker();
+  ForestTracker(ForestTracker&&) noexcept;
+  ForestTracker& operator=(ForestTracker&&) noexcept;
+
+  // previous_row[r]: the row that request r had in the update before; -1: it is new, or has other pages (it
+  // comes back after a preemption). Rows that nobody names have left. Empty: every request has kept its row,
+  // and rows beyond those of the update before are new.
+  // A kept request has the ids it had in all pages that its old and its new length cover whole. Its length may
+  // go up or down, its partial page may be replaced, the table may lie elsewhere with another stride.
+  // Throws InvalidArgument as from_block_table does (ids that were there before are not checked again), and
+  // for a previous row out of range or named twice. The tracker then stands as before.
+  // The reference stays valid until the next call; page offsets point into this table.
+  const PrefixForest& update(const BlockTableView& table, std::span<const int32_t> seq_lens,
+                             std::span<const int32_t> previous_row = {});
+
+  const PrefixForest& forest() const;
+
+  // False: the last update changed nothing but lengths (num_tokens of nodes that one request has alone, and
+  // page offsets where the stride changed).
+  bool restructured() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
 };
 
 }  // namespace capillary

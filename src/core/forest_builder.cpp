@@ -78,6 +78,19 @@ void check_block_table(std::string_view function, const BlockTableView& table,
   }
 }
 
+void check_page_ids(std::string_view function, const BlockTableView& table, int32_t row,
+                    int64_t first_page, int64_t end_page) {
+  const int32_t* const ids = table.data + row * table.row_stride;
+  if (!any_negative(ids + first_page, end_page - first_page)) return;
+  int64_t page = first_page;
+  while (ids[page] >= 0) ++page;
+  throw InvalidArgument(
+      five_parts(function, "table[" + std::to_string(row) + "][" + std::to_string(page) + "]",
+                 "is page id " + std::to_string(ids[page]),
+                 "be at least 0 (the request's length needs this page)",
+                 "give the request its pages first, or a smaller length"));
+}
+
 void close_subtrees(std::span<ForestNode> nodes) {
   for (size_t i = nodes.size(); i-- > 0;) {
     ForestNode& node = nodes[i];
@@ -263,20 +276,6 @@ void ForestBuilder::end_request(int32_t row, int32_t node) {
   out_->leaf_order.push_back(row);
   out_->request_node.push_back(node);
   out_->seq_lens.push_back(lens_[static_cast<size_t>(row)]);
-}
-
-void ForestBuilder::check_ids(int32_t row, int64_t first_page, int64_t end_page) const {
-  const int32_t* const ids = row_ids(row);
-  if (!any_negative(ids + first_page, end_page - first_page)) return;
-  int64_t page = first_page;
-  while (ids[page] >= 0) ++page;
-  throw InvalidArgument(
-      five_parts(function_, "table[" + std::to_string(row) + "][" + std::to_string(page) + "]",
-                 "is page id " + std::to_string(ids[page]),
-                 "be at least 0 (the length uses " +
-                     std::to_string(num_pages(lens_[static_cast<size_t>(row)], page_size_)) +
-                     " pages of this row)",
-                 "give the request its pages before it is built, or a smaller length"));
 }
 
 }  // namespace capillary

@@ -21,6 +21,14 @@
 
 namespace capillary {
 
+// Checks what every entry point that takes a block table checks; throws InvalidArgument.
+void check_block_table(std::string_view function, const BlockTableView& table,
+                       std::span<const int32_t> seq_lens, int32_t page_size);
+
+// Throws InvalidArgument where entries [first_page, end_page) of a row hold a negative id.
+void check_page_ids(std::string_view function, const BlockTableView& table, int32_t row,
+                    int64_t first_page, int64_t end_page);
+
 class ForestBuilder {
  public:
   // The arrays of a forest, for the other sources of this folder that fill one.
@@ -54,7 +62,9 @@ class ForestBuilder {
   void end_request(int32_t row, int32_t node);
   void follow_reference(const Group& group);
   void branch(int32_t begin, int32_t end, int32_t page, int32_t parent);
-  void check_ids(int32_t row, int64_t first_page, int64_t end_page) const;
+  void check_ids(int32_t row, int64_t first_page, int64_t end_page) const {
+    check_page_ids(function_, table_, row, first_page, end_page);
+  }
   const int32_t* row_ids(int32_t row) const { return table_.data + row * table_.row_stride; }
 
   std::string_view function_;
@@ -71,10 +81,6 @@ class ForestBuilder {
   std::vector<Group> groups_;   // of one branch
   std::vector<Group> stack_;
 };
-
-// Checks what every entry point that takes a block table checks; throws InvalidArgument.
-void check_block_table(std::string_view function, const BlockTableView& table,
-                       std::span<const int32_t> seq_lens, int32_t page_size);
 
 // Sets subtree_end of every node from the parents; nodes are in preorder.
 void close_subtrees(std::span<ForestNode> nodes);
