@@ -2,7 +2,9 @@
 # The one list of kernel instances. Each (dtype, head_dim) becomes a source file of its own, so that they
 # compile in parallel, and a row of the generated dispatch table, so that neither can miss one.
 set(capillary_instance_dtypes __half __nv_bfloat16)
-set(capillary_instance_head_dims 64 80 96 112 128 192 256)
+set(CAPILLARY_HEAD_DIMS 64 80 96 112 128 192 256 CACHE STRING
+    "Head dims to build kernels for; fewer build faster, and decode refuses the others by name")
+set(capillary_instance_head_dims ${CAPILLARY_HEAD_DIMS})
 
 # capillary_generate_instances(out template directory): writes <directory>/cuda/tree_decode/instance_*.cu
 # and instances.inc, a list of CAPILLARY_INSTANCE(dtype, head_dim) lines; sets out to the .cu files.

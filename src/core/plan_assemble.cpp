@@ -105,6 +105,7 @@ void PlanBuilder::place_job_merges(int32_t job,
     RankWork& work = rank_works_[job_index * static_cast<size_t>(cluster_size_) +
                                  static_cast<size_t>(rank)];
     work.merge_begin = static_cast<uint32_t>(merges_.size());
+    work.partial_begin = static_cast<uint32_t>(partials_.size());
     const int64_t share_begin = shared_rows * rank / cluster_size_;
     const int64_t share_end = shared_rows * (rank + 1) / cluster_size_;
     int64_t row = 0;  // of the shared rows
@@ -130,6 +131,7 @@ void PlanBuilder::place_job_merges(int32_t job,
       merges_.push_back(placed);
     }
     work.num_merges = static_cast<uint32_t>(merges_.size()) - work.merge_begin;
+    work.num_partials = static_cast<uint32_t>(partials_.size()) - work.partial_begin;
   }
 }
 
@@ -183,6 +185,19 @@ void PlanBuilder::schedule() {
   for (const uint32_t job : order_)
     for (uint32_t head = 0; head < num_heads; ++head, ++entry)
       schedule_[cursor_[assigned_[entry]]++] = {job, head};
+
+  rank_starts_.assign(clusters * static_cast<uint32_t>(cluster_size_), RankStart{});
+  for (uint32_t cta = 0; cta < rank_starts_.size(); ++cta) {
+    const uint32_t cluster = cta / static_cast<uint32_t>(cluster_size_);
+    const uint32_t rank = cta % static_cast<uint32_t>(cluster_size_);
+    RankStart& start = rank_starts_[cta];
+    start.schedule_begin = schedule_begin_[cluster];
+    start.schedule_end = schedule_begin_[cluster + 1];
+    if (start.schedule_begin == start.schedule_end) continue;
+    start.entry = schedule_[start.schedule_begin];
+    start.job = jobs_[start.entry.job];
+    start.work = rank_works_[start.entry.job * static_cast<uint32_t>(cluster_size_) + rank];
+  }
 }
 
 namespace {
@@ -234,6 +249,7 @@ void PlanBuilder::assemble(uint64_t profile_hash, double predicted_us,
   header.max_slots = max_slots_;
   header.window_left = -1;
   BlobWriter writer(words);
+  writer.append(std::span<const RankStart>(rank_starts_));  // at kRankStartOffset
   header.query_order_offset = writer.append(forest_->leaf_order());
   header.schedule_begin_offset = writer.append(std::span<const uint32_t>(schedule_begin_));
   header.schedule_offset = writer.append(std::span<const ScheduleEntry>(schedule_));

@@ -185,6 +185,8 @@ void PlanBuilder::cut_into_runs(const QueryGroup& group) {
       run_us_[static_cast<size_t>(run)] += take * element.tile_us;
       done += take * element.tile_us;
       tile += take;
+      // What is left of a cut element is the next run's: a run has one part of an element at most.
+      if (tile < element.tiles) close_run();
     }
   }
   while (run < num_runs) close_run();
@@ -194,7 +196,10 @@ void PlanBuilder::cut_into_runs(const QueryGroup& group) {
 void PlanBuilder::emit_run(int32_t run) {
   const auto work = (static_cast<size_t>(first_job_) * static_cast<size_t>(cluster_size_)) +
                     static_cast<size_t>(run);
-  rank_works_[work] = {static_cast<uint32_t>(phases_.size()), 0, 0, 0};
+  rank_works_[work] = {};
+  rank_works_[work].phase_begin = static_cast<uint32_t>(phases_.size());
+  rank_works_[work].item_begin = static_cast<uint32_t>(items_.size());
+  rank_works_[work].segment_begin = static_cast<uint32_t>(segments_.size());
   const std::span<const Part> parts(parts_.data() + run_begin_[static_cast<size_t>(run)],
                                     parts_.data() + run_begin_[static_cast<size_t>(run) + 1]);
   if (parts.empty()) return;
@@ -227,6 +232,9 @@ void PlanBuilder::emit_run(int32_t run) {
   }
   rank_works_[work].num_phases =
       static_cast<uint32_t>(phases_.size()) - rank_works_[work].phase_begin;
+  rank_works_[work].num_items = static_cast<uint32_t>(items_.size()) - rank_works_[work].item_begin;
+  rank_works_[work].num_segments =
+      static_cast<uint32_t>(segments_.size()) - rank_works_[work].segment_begin;
   max_slots_ = std::max(max_slots_, next_extra_slot_);
   JobCost& cost = job_costs_[static_cast<size_t>(first_job_ + run / cluster_size_)];
   cost.us = std::max(cost.us, run_us_[static_cast<size_t>(run)] +
@@ -246,8 +254,11 @@ WorkItem PlanBuilder::make_item(const Part& part, int32_t run) {
   const bool started = emitted_run_[static_cast<size_t>(element.query_begin)] == run;
   item.init_slot = started ? slot : kNoSlot;
   item.dest_slot = slot;
+  // Partials of the query in other runs, or in other slots of this one, leave something to merge.
+  const int32_t entry = entry_head_[static_cast<size_t>(element.query_begin)];
   const bool complete = element.depth == kLeafDepth &&
-                        runs_of_query_[static_cast<size_t>(element.query_begin)] == 1;
+                        runs_of_query_[static_cast<size_t>(element.query_begin)] == 1 &&
+                        (entry < 0 || entries_[static_cast<size_t>(entry)].next < 0);
   item.destination = complete ? Destination::kOutput : Destination::kSlot;
   append_segments(element, part.tile_begin, part.tile_end, &item);
   return item;
@@ -342,7 +353,8 @@ void PlanBuilder::emit_narrow_phase(std::span<const Part> parts, int32_t run) {
       int32_t take = tiles;
       if (!last_stream && tiles > room) {
         const bool worth = room >= kMinStreamPiece && tiles - room >= kMinStreamPiece;
-        if (worth && next_extra_slot_ + num_rows <= table_.num_slots) {
+        const int32_t rest_slot = tile == part.tile_begin ? next_extra_slot_ : next_extra_slot_ + num_rows;
+        if (worth && rest_slot + num_rows <= table_.num_slots) {
           take = room;
         } else if (room * 2 < tiles && phase.stream_items[stream] > 0) {
           next_stream();

@@ -130,6 +130,7 @@ class PlanBuilder {
   std::vector<ScheduleEntry> schedule_;
   std::vector<Job> jobs_;
   std::vector<RankWork> rank_works_;
+  std::vector<RankStart> rank_starts_;
   std::vector<Phase> phases_;
   std::vector<WorkItem> items_;
   std::vector<Segment> segments_;

@@ -26,6 +26,7 @@ class PlanProof {
 
   void check_header(size_t size_bytes);
   void check_schedule() const;
+  void check_rank_starts() const;
   void check_jobs();
   void check_splits();
   void check_coverage();
@@ -58,6 +59,8 @@ class PlanProof {
   void check_arrays() const;
   void check_workspace();
   void check_rank(uint32_t job, uint32_t rank);
+  static void check_slice(const std::string& where, const char* what, uint32_t begin,
+                          uint32_t count, uint32_t used_begin, uint32_t used_end);
   void check_phase(uint32_t index, const Job& job, Slot* slots);
   void check_item(uint32_t index, const Phase& phase, const Job& job, Slot* slots);
   void move_state(uint32_t index, const Phase& phase, const Job& job, Slot* slots);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstring>
 
 #include "capillary/error.h"
 #include "core/hash.h"
@@ -96,6 +97,9 @@ void PlanProof::check_arrays() const {
     if (end > h.total_bytes)
       fail(field, "starts an array that is not padded", "leave it room in the blob");
   };
+  array("rank_starts", kRankStartOffset,
+        static_cast<uint64_t>(h.num_clusters) * static_cast<uint64_t>(h.cluster_size),
+        sizeof(RankStart));
   array("query_order_offset", h.query_order_offset, static_cast<uint64_t>(h.num_queries), 4);
   array("schedule_begin_offset", h.schedule_begin_offset, static_cast<uint64_t>(h.num_clusters) + 1,
         4);
@@ -150,10 +154,32 @@ void PlanProof::check_schedule() const {
   }
 }
 
+// Copies of what the schedule leads to; the device trusts them.
+void PlanProof::check_rank_starts() const {
+  const PlanHeader& h = header();
+  const auto cluster_size = static_cast<uint32_t>(h.cluster_size);
+  const auto num_ctas = static_cast<uint32_t>(h.num_clusters) * cluster_size;
+  for (uint32_t cta = 0; cta < num_ctas; ++cta) {
+    const RankStart& start = plan_.rank_starts()[cta];
+    const uint32_t* begin = plan_.schedule_begin() + cta / cluster_size;
+    RankStart expected{};
+    expected.schedule_begin = begin[0];
+    expected.schedule_end = begin[1];
+    if (begin[0] < begin[1]) {
+      expected.entry = plan_.schedule()[begin[0]];
+      expected.job = plan_.jobs()[expected.entry.job];
+      expected.work = plan_.rank_works()[expected.entry.job * cluster_size + cta % cluster_size];
+    }
+    if (std::memcmp(&start, &expected, sizeof start) != 0)
+      fail(at("rank_start", cta), "differs from the schedule", "repeat its cluster's first entry");
+  }
+}
+
 void validate_plan(const void* blob, size_t size_bytes, const PrefixForest& forest) {
   PlanProof proof(blob, forest);
   proof.check_header(size_bytes);
   proof.check_schedule();
+  proof.check_rank_starts();
   proof.check_jobs();
   proof.check_splits();
   proof.check_coverage();

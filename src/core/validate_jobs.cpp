@@ -66,8 +66,11 @@ void PlanProof::check_jobs() {
           plan_.rank_works()[index * static_cast<uint32_t>(h.cluster_size) + rank];
       if (work.merge_begin != next_merge_ || work.num_merges > h.num_merges - next_merge_)
         fail(at("job", index), "has merges out of place", "take the merges in order, each once");
+      const uint32_t partial_begin = next_partial_;
       for (uint32_t i = 0; i < work.num_merges; ++i)
         check_merge(next_merge_++, job, rank, &exchanges);
+      check_slice(at("job", index), "partials", work.partial_begin, work.num_partials,
+                  partial_begin, next_partial_);
     }
     if (job.needs_exchange != (exchanges ? 1u : 0u))
       fail(at("job", index), "has needs_exchange " + std::to_string(job.needs_exchange),
@@ -93,12 +96,25 @@ void PlanProof::check_jobs() {
 void PlanProof::check_rank(uint32_t job, uint32_t rank) {
   const PlanHeader& h = header();
   const RankWork& work = plan_.rank_works()[job * static_cast<uint32_t>(h.cluster_size) + rank];
+  const std::string where = at("job", job) + " rank " + std::to_string(rank);
   if (work.phase_begin != next_phase_ || work.num_phases > h.num_phases - next_phase_)
-    fail(at("job", job), "has phases out of place on rank " + std::to_string(rank),
-         "take the phases in order, each once");
+    fail(where, "has phases out of place", "take the phases in order, each once");
+  const uint32_t item_begin = next_item_, segment_begin = next_segment_;
   Slot* slots = slots_.data() + static_cast<size_t>(rank) * static_cast<size_t>(h.max_slots);
   for (uint32_t i = 0; i < work.num_phases; ++i)
     check_phase(next_phase_++, plan_.jobs()[job], slots);
+  check_slice(where, "items", work.item_begin, work.num_items, item_begin, next_item_);
+  check_slice(where, "segments", work.segment_begin, work.num_segments, segment_begin,
+              next_segment_);
+}
+
+// What a rank says is its part of an array, against what its phases or merges use.
+void PlanProof::check_slice(const std::string& where, const char* what, uint32_t begin,
+                            uint32_t count, uint32_t used_begin, uint32_t used_end) {
+  if (begin == used_begin && count == used_end - used_begin) return;
+  fail(where, "has " + std::to_string(count) + " " + what + " from " + std::to_string(begin),
+       "have the " + std::to_string(used_end - used_begin) + " from " + std::to_string(used_begin) +
+           " that it uses");
 }
 
 void PlanProof::check_phase(uint32_t index, const Job& job, Slot* slots) {

@@ -16,6 +16,10 @@
 
 namespace capillary::cuda {
 
+#ifdef CAPILLARY_TRACE
+long long* trace_buffer = nullptr;  // set by the trace tool
+#endif
+
 namespace {
 
 using tree_decode::KernelArgs;
@@ -136,6 +140,9 @@ KernelArgs make_args(const PlanHeader& header, const void* g_plan, const DecodeT
   args.narrow_piece_tokens = contiguous ? args.wide_piece_tokens : 1;
   args.narrow_copy = !contiguous && args.wide_piece_tokens == kTileTokens ? NarrowCopy::kTensor
                                                                           : NarrowCopy::kBulk;
+#ifdef CAPILLARY_TRACE
+  args.trace = trace_buffer;
+#endif
   const Box wide{64, args.wide_piece_tokens, true};
   encode_map(&args.k_wide, "k_cache", k, wide);
   encode_map(&args.v_wide, "v_cache", v, wide);

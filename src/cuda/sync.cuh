@@ -13,12 +13,21 @@ namespace capillary {
 // Hardware barriers of a CTA; id 0 is __syncthreads.
 enum class NamedBarrier : uint32_t { kConsumers = 1, kWarpgroup0 = 2, kWarpgroup1 = 3 };
 
-enum class Wait : int { kKFull, kVFull, kStageEmpty, kSlotsReady, kSlotsFree };
+enum class Wait : int {
+  kKFull,
+  kVFull,
+  kStageEmpty,
+  kProgramFull,
+  kProgramEmpty,
+  kSlotsReady,
+  kSlotsFree
+};
 
 #ifdef CAPILLARY_CUDA_CHECKS
 inline constexpr long long kWaitLimitCycles = 400'000'000;  // 0.2 s
 inline __device__ __noinline__ void wait_timed_out(Wait what, uint32_t index, uint32_t parity) {
-  constexpr const char* kNames[] = {"k_full", "v_full", "stage_empty", "slots_ready", "slots_free"};
+  constexpr const char* kNames[] = {"k_full",        "v_full",      "stage_empty", "program_full",
+                                    "program_empty", "slots_ready", "slots_free"};
   printf("capillary: wait timed out: %s[%u] parity %u, block %d rank %u thread %d\n",
          kNames[static_cast<int>(what)], index, parity, static_cast<int>(blockIdx.x),
          ptx::cluster_ctarank(), static_cast<int>(threadIdx.x));

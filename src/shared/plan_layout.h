@@ -3,6 +3,7 @@
 // interpreter, the sm_90a kernel, `validate` and `explain` all read. docs/plan-format.md tells it in prose.
 //
 //   schedule        cluster c runs schedule[schedule_begin[c] .. schedule_begin[c+1]): (job, KV head)
+//   RankStart       where each CTA begins: its first schedule entry, resolved
 //   Job             one query group (a run of queries in leaf order); job j has cluster_size RankWorks
 //   RankWork        what one CTA (rank) of the job does: phases, then merges
 //   Phase           work with a CTA-wide barrier after it: either wide items (all warps work on each item)
@@ -128,11 +129,29 @@ struct Job {
   uint32_t reserved;
 };
 
+// A rank's slices of the arrays; each is contiguous, so that a CTA fetches its whole program in one go.
 struct RankWork {
   uint32_t phase_begin;
   uint32_t num_phases;
   uint32_t merge_begin;
   uint32_t num_merges;
+  uint32_t item_begin;
+  uint32_t num_items;
+  uint32_t segment_begin;
+  uint32_t num_segments;
+  uint32_t partial_begin;
+  uint32_t num_partials;
+};
+
+// What a CTA needs to begin, at a fixed place (kRankStartOffset, cluster * cluster_size + rank): copies of its
+// first schedule entry's job and work, so that the way to the first key is one load shorter for each.
+struct RankStart {
+  ScheduleEntry entry;     // the first of the cluster's entries; meaningless when schedule_begin == schedule_end
+  uint32_t schedule_begin;  // the cluster's entries
+  uint32_t schedule_end;
+  Job job;
+  RankWork work;
+  uint32_t reserved[2];
 };
 
 struct Phase {
@@ -217,7 +236,8 @@ CAPILLARY_HOST_DEVICE constexpr WorkspaceLayout workspace_layout(int64_t num_kv_
   static_assert(sizeof(type) == (size), #type " changed size: bump kPlanVersion and the docs")
 CAPILLARY_PLAN_POD(ScheduleEntry, 8);
 CAPILLARY_PLAN_POD(Job, 16);
-CAPILLARY_PLAN_POD(RankWork, 16);
+CAPILLARY_PLAN_POD(RankWork, 40);
+CAPILLARY_PLAN_POD(RankStart, 80);
 CAPILLARY_PLAN_POD(Phase, 60);
 CAPILLARY_PLAN_POD(WorkItem, 20);
 CAPILLARY_PLAN_POD(Segment, 24);
@@ -225,6 +245,7 @@ CAPILLARY_PLAN_POD(Merge, 20);
 CAPILLARY_PLAN_POD(Partial, 4);
 CAPILLARY_PLAN_POD(Split, 8);
 CAPILLARY_PLAN_POD(PlanHeader, 256);
+inline constexpr uint32_t kRankStartOffset = sizeof(PlanHeader);
 #undef CAPILLARY_PLAN_POD
 
 // Typed access to a blob; the same code on host and device.
@@ -237,6 +258,7 @@ struct PlanView {
   CAPILLARY_HOST_DEVICE const T* at(uint32_t offset) const {
     return reinterpret_cast<const T*>(base + offset);
   }
+  CAPILLARY_HOST_DEVICE const RankStart* rank_starts() const { return at<RankStart>(kRankStartOffset); }
   CAPILLARY_HOST_DEVICE const int32_t* query_order() const { return at<int32_t>(header().query_order_offset); }
   CAPILLARY_HOST_DEVICE const uint32_t* schedule_begin() const { return at<uint32_t>(header().schedule_begin_offset); }
   CAPILLARY_HOST_DEVICE const ScheduleEntry* schedule() const { return at<ScheduleEntry>(header().schedule_offset); }

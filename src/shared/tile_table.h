@@ -19,7 +19,7 @@ constexpr int padded_dim(int head_dim) { return (head_dim + 63) / 64 * 64; }
 
 // Shared memory (227 KiB): num_stages * 16 tokens * 2 * padded_dim * 2 B + num_slots * (padded_dim * 4 + 8) B.
 //   64: 32 *  4 KiB + 256 * 264 =  198,656      128: 16 *  8 KiB + 160 *  520 = 214,272
-//  192: 12 * 12 KiB +  96 * 776 =  221,952      256:  8 * 16 KiB +  80 * 1032 = 213,632
+//  192: 12 * 12 KiB +  80 * 776 =  209,536      256:  8 * 16 KiB +  80 * 1032 = 213,632
 constexpr TileTable tile_table(int head_dim) {
   switch (padded_dim(head_dim)) {
     case 64:
@@ -27,7 +27,7 @@ constexpr TileTable tile_table(int head_dim) {
     case 128:
       return {128, 8, 16, 160};
     case 192:
-      return {64, 4, 12, 96};
+      return {64, 4, 12, 80};
     default:
       return {64, 4, 8, 80};
   }

@@ -40,6 +40,9 @@ struct KernelArgs {
   uint32_t wide_piece_tokens;
   uint32_t narrow_piece_tokens;
   NarrowCopy narrow_copy;
+#ifdef CAPILLARY_TRACE
+  long long* trace;  // [CTAs][TraceEvent::kNumEvents], zeroed; or null
+#endif
 };
 
 }  // namespace capillary::tree_decode

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
 // The kernel: one launch runs a whole plan. Persistent clusters walk their part of the schedule; in each CTA
-// eight consumer warps compute and exchange while two producer warps keep the ring full.
+// eight consumer warps compute and exchange while two warps keep the ring full and one fetches what to do next.
 #pragma once
 
+#include "cuda/trace.cuh"
 #include "cuda/tree_decode/narrow.cuh"
 #include "cuda/tree_decode/role_exchange.cuh"
 #include "cuda/tree_decode/role_load.cuh"
@@ -10,13 +11,14 @@
 
 namespace capillary::tree_decode {
 
-enum class Role : uint32_t { kCompute, kLoadK, kLoadV, kIdle };
+enum class Role : uint32_t { kCompute, kLoadK, kLoadV, kPlan, kIdle };
 
 template <class Tr>
 __device__ __forceinline__ Role role_of_warp(uint32_t warp) {
   if (warp < Tr::kConsumerWarps) return Role::kCompute;
   if (warp == Tr::kConsumerWarps) return Role::kLoadK;
   if (warp == Tr::kConsumerWarps + 1) return Role::kLoadV;
+  if (warp == Tr::kConsumerWarps + 2) return Role::kPlan;
   return Role::kIdle;
 }
 
@@ -26,6 +28,10 @@ __device__ __forceinline__ void init_barriers(Storage<Tr>& storage, uint32_t clu
     ptx::mbarrier_init(storage.k_full + stage, 1);
     ptx::mbarrier_init(storage.v_full + stage, 1);
     ptx::mbarrier_init(storage.stage_empty + stage, Tr::kConsumerWarps);
+  }
+  for (int buffer = 0; buffer < 2; ++buffer) {
+    ptx::mbarrier_init(storage.program_full + buffer, 1);
+    ptx::mbarrier_init(storage.program_empty + buffer, Tr::kConsumerWarps + 2);
   }
   ptx::mbarrier_init(&storage.slots_ready, cluster_size);
   ptx::mbarrier_init(&storage.slots_free, cluster_size);
@@ -40,44 +46,45 @@ __device__ __forceinline__ void arrive_at_all_ranks(uint64_t* s_barrier, uint32_
 template <class Tr>
 __device__ void run_compute_role(const KernelArgs& args, Storage<Tr>& storage) {
   const uint32_t lane = threadIdx.x & 31u;
-  const PlanView plan(args.plan);
-  const uint32_t rank = ptx::cluster_ctarank();
-  const uint32_t cluster = ptx::clusterid_x();
   const uint32_t cluster_size = ptx::cluster_nctarank();
   uint32_t parities = 0;
   uint32_t exchange_parity = 0;
   SlotGate gate{&storage.slots_free, 0, false};
-  const uint32_t end = plan.schedule_begin()[cluster + 1];
-  for (uint32_t entry = plan.schedule_begin()[cluster]; entry < end; ++entry) {
-    const ScheduleEntry scheduled = plan.schedule()[entry];
-    const Job job = plan.jobs()[scheduled.job];
-    const RankWork work = plan.rank_works()[scheduled.job * cluster_size + rank];
-    const JobRows rows{args, plan.query_order() + job.query_begin, scheduled.kv_head};
-    for (uint32_t i = 0; i < work.num_phases; ++i) {
-      const Phase& phase = plan.phases()[work.phase_begin + i];
+  ProgramReader<Tr> reader(storage);
+  while (const Program* program = reader.wait()) {
+    const JobRows rows{args, program->query_order, program->kv_head};
+    for (uint32_t i = 0; i < program->num_phases; ++i) {
+      const Phase& phase = program->phases[i];
       if (phase.kind == PhaseKind::kWide)
-        compute_wide_phase(args, storage, plan, phase, rows, parities, gate);
+        compute_wide_phase(args, storage, *program, phase, rows, parities, gate);
       else
-        compute_narrow_stream(args, storage, plan, phase, rows, parities, gate);
+        compute_narrow_stream(args, storage, *program, phase, rows, parities, gate);
       parities ^= parity_changes<Tr>(phase, lane);
       // The next phase, the merges and the next job all touch slots this phase may still be using.
       named_sync(NamedBarrier::kConsumers, Tr::kConsumerThreads);
     }
-    if (job.needs_exchange != 0) {
+    if (threadIdx.x == 0) CAPILLARY_TRACE_LAST(args, kPhasesDone);
+    if (program->needs_exchange != 0) {
       // A rank may have touched no slot since the last exchange; its peers still count on its arrival.
       gate.pass();
       named_sync(NamedBarrier::kConsumers, Tr::kConsumerThreads);
       arrive_at_all_ranks(&storage.slots_ready, cluster_size);
       wait_cluster(&storage.slots_ready, exchange_parity, Wait::kSlotsReady);
     }
-    run_merges(args, storage, plan, work, rows);
+    if (threadIdx.x == 0) CAPILLARY_TRACE_LAST(args, kPeersReady);
+    run_merges(args, storage, *program, rows);
     named_sync(NamedBarrier::kConsumers, Tr::kConsumerThreads);
-    if (job.needs_exchange != 0) {
+    if (program->needs_exchange != 0) {
       arrive_at_all_ranks(&storage.slots_free, cluster_size);
       gate.parity = exchange_parity;
       gate.pending = true;
       exchange_parity ^= 1u;
     }
+    if (threadIdx.x == 0) {
+      CAPILLARY_TRACE_LAST(args, kMergesDone);
+      CAPILLARY_TRACE_GLOBAL(args, kEndGlobal);
+    }
+    reader.release();
   }
 }
 
@@ -102,6 +109,11 @@ __global__ void __launch_bounds__(Tr::kThreads, 1)
   // Everything above overlaps the tail of the kernel before us; nothing below may be read before it ends.
   ptx::griddepcontrol_wait();
 
+  if (threadIdx.x == 0) {
+    CAPILLARY_TRACE_FIRST(args, kStart);
+    CAPILLARY_TRACE_GLOBAL(args, kStartGlobal);
+  }
+
   const Role role = role_of_warp<Tr>(warp);
   if (role == Role::kCompute) {
     ptx::setmaxnreg_inc<Tr::kConsumerRegisters>();
@@ -110,6 +122,7 @@ __global__ void __launch_bounds__(Tr::kThreads, 1)
     ptx::setmaxnreg_dec<Tr::kProducerRegisters>();
     if (role == Role::kLoadK) run_load_role<Tr, false>(args, storage);
     if (role == Role::kLoadV) run_load_role<Tr, true>(args, storage);
+    if (role == Role::kPlan) run_plan_role(args, storage);
     ptx::griddepcontrol_launch_dependents();
   }
   // A peer may still be reading our slots or arriving on our barriers: nobody leaves before everybody is done.

@@ -11,6 +11,7 @@
 #pragma once
 
 #include "cuda/sync.cuh"
+#include "cuda/trace.cuh"
 #include "cuda/tree_decode/rows.cuh"
 #include "cuda/tree_decode/walk.cuh"
 #include "shared/plan_layout.h"
@@ -226,7 +227,7 @@ __device__ __forceinline__ void narrow_end(const WorkItem& item, const JobRows& 
 // One warp's stream of a narrow phase.
 template <class Tr>
 __device__ void compute_narrow_stream(const KernelArgs& args, Storage<Tr>& storage,
-                                      const PlanView& plan, const Phase& phase, const JobRows& rows,
+                                      const Program& program, const Phase& phase, const JobRows& rows,
                                       uint32_t parities, SlotGate& gate) {
   const uint32_t stream = threadIdx.x / 32;
   if (stream >= Tr::kStreams) return;
@@ -235,10 +236,10 @@ __device__ void compute_narrow_stream(const KernelArgs& args, Storage<Tr>& stora
   const uint32_t end = index + phase.stream_items[stream];
   uint32_t turn = 0, flipped = 0;
   for (; index < end; ++index) {
-    const WorkItem item = plan.items()[index];
+    const WorkItem item = program.items[index];
     NarrowState<Tr> state;
     narrow_begin(item, rows, storage, state);
-    const Segment* segment = plan.segments() + item.segment_begin;
+    const Segment* segment = program.segments + item.segment_begin;
     for (uint32_t s = 0; s < item.num_segments; ++s, ++segment) {
       for (int32_t left = segment->num_tokens; left > 0; left -= kTileTokens) {
         const uint32_t stage = stream + turn * Tr::kStreams;
@@ -247,6 +248,7 @@ __device__ void compute_narrow_stream(const KernelArgs& args, Storage<Tr>& stora
         float scores[2][4];
         uint32_t p[4];
         wait_cta(storage.k_full, stage, parity, Wait::kKFull);
+        if (threadIdx.x == 0) CAPILLARY_TRACE_FIRST(args, kFirstKeys);
         narrow_scores<Tr>(s_k, state, scores);
         narrow_softmax<Tr>(scores, left, args.scale_log2, state, p);
         wait_cta(storage.v_full, stage, parity, Wait::kVFull);

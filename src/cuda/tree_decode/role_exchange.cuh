@@ -218,13 +218,14 @@ __device__ void deliver_part(const KernelArgs& args, const PlanHeader& header, c
 
 // This rank's merges, rows dealt to the consumer warps in turn.
 template <class Tr>
-__device__ void run_merges(const KernelArgs& args, Storage<Tr>& storage, const PlanView& plan,
-                           const RankWork& work, const JobRows& rows) {
+__device__ void run_merges(const KernelArgs& args, Storage<Tr>& storage, const Program& program,
+                           const JobRows& rows) {
+  const PlanView plan(args.plan);
   const uint32_t warp = threadIdx.x / 32;
   uint32_t before = 0;  // rows of earlier merges
-  for (uint32_t i = 0; i < work.num_merges; ++i) {
-    const Merge merge = plan.merges()[work.merge_begin + i];
-    const Partial* partials = plan.partials() + merge.partial_begin;
+  for (uint32_t i = 0; i < program.num_merges; ++i) {
+    const Merge merge = program.merges[i];
+    const Partial* partials = program.partials + merge.partial_begin;
     const uint32_t skip = (warp + Tr::kConsumerWarps - before % Tr::kConsumerWarps) % Tr::kConsumerWarps;
     for (uint32_t row = skip; row < merge.num_rows; row += Tr::kConsumerWarps) {
       RowState state;

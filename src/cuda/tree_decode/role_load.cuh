@@ -11,7 +11,9 @@
 #pragma once
 
 #include "cuda/sync.cuh"
+#include "cuda/trace.cuh"
 #include "cuda/tree_decode/args.h"
+#include "cuda/tree_decode/role_plan.cuh"
 #include "cuda/tree_decode/storage.cuh"
 #include "cuda/tree_decode/walk.cuh"
 
@@ -114,7 +116,7 @@ __device__ __forceinline__ void gather_narrow_tile(const LoadSide<Tr, kIsV>& sid
 }
 
 template <class Tr, bool kIsV>
-__device__ void load_narrow_phase(const LoadSide<Tr, kIsV>& side, const PlanView& plan,
+__device__ void load_narrow_phase(const LoadSide<Tr, kIsV>& side, const Program& program,
                                   const Phase& phase, uint32_t parities, uint32_t lane) {
   // This lane's stream: its items are contiguous and so are their segments.
   const bool has_stream = lane < Tr::kStreams && phase.stream_tiles[lane % Tr::kStreams] > 0;
@@ -125,9 +127,9 @@ __device__ void load_narrow_phase(const LoadSide<Tr, kIsV>& side, const PlanView
     uint32_t item = phase.item_begin;
     for (uint32_t stream = 0; stream < lane; ++stream) item += phase.stream_items[stream];
     const uint32_t last = item + phase.stream_items[lane % Tr::kStreams] - 1;
-    const WorkItem* items = plan.items();
+    const WorkItem* items = program.items;
     const uint32_t begin = items[item].segment_begin;
-    walker.start(plan.segments() + begin,
+    walker.start(program.segments + begin,
                  items[last].segment_begin + items[last].num_segments - begin);
   }
   const bool single =
@@ -160,6 +162,7 @@ __device__ void load_narrow_phase(const LoadSide<Tr, kIsV>& side, const PlanView
           gather_narrow_tile(side, stage, walker.page_entry(), walker.token(), walker.valid());
           walker.advance();
         }
+        if (!kIsV && lane == 0) CAPILLARY_TRACE_FIRST(side.args, kFirstCopy);
         --left;
         if (++turn == Tr::kStagesPerStream) {
           turn = 0;
@@ -198,14 +201,14 @@ __device__ __forceinline__ void copy_wide_tile(const LoadSide<Tr, kIsV>& side, u
 }
 
 template <class Tr, bool kIsV>
-__device__ void load_wide_phase(const LoadSide<Tr, kIsV>& side, const PlanView& plan,
+__device__ void load_wide_phase(const LoadSide<Tr, kIsV>& side, const Program& program,
                                 const Phase& phase, uint32_t parities, uint32_t lane) {
   uint32_t turn = 0, flipped = 0;  // shared by all items of the phase
   for (uint32_t i = 0; i < phase.num_items; ++i) {
-    const WorkItem& item = plan.items()[phase.item_begin + i];
+    const WorkItem& item = program.items[phase.item_begin + i];
     const uint32_t steps = (item.num_tiles + kWideTiles - 1) / kWideTiles;
     TileWalker walker;
-    walker.start(plan.segments() + item.segment_begin, lane < kWideTiles ? item.num_segments : 0);
+    walker.start(program.segments + item.segment_begin, lane < kWideTiles ? item.num_segments : 0);
     walker.advance(static_cast<int32_t>(lane));
     const auto ask = [&]() -> int32_t {
       if (walker.done()) return 0;
@@ -224,6 +227,7 @@ __device__ void load_wide_phase(const LoadSide<Tr, kIsV>& side, const PlanView& 
         walker.advance(kWideTiles);
         page_id = ask();  // for the next step, while this one's copies are issued
         copy_wide_tile(side, stage, lane, current, current_page_id);
+        if (!kIsV && lane == 0) CAPILLARY_TRACE_FIRST(side.args, kFirstCopy);
       }
       __syncwarp();
       if (++turn == Tr::kWideStages) {
@@ -237,26 +241,21 @@ __device__ void load_wide_phase(const LoadSide<Tr, kIsV>& side, const PlanView& 
 template <class Tr, bool kIsV>
 __device__ void run_load_role(const KernelArgs& args, Storage<Tr>& storage) {
   const uint32_t lane = threadIdx.x & 31u;
-  const PlanView plan(args.plan);
-  const PlanHeader& header = plan.header();
-  const uint32_t rank = ptx::cluster_ctarank();
-  const uint32_t cluster = ptx::clusterid_x();
-  const uint32_t cluster_size = ptx::cluster_nctarank();
-  (void)header;
   uint32_t parities = 0;
-  const uint32_t end = plan.schedule_begin()[cluster + 1];
-  for (uint32_t entry = plan.schedule_begin()[cluster]; entry < end; ++entry) {
-    const ScheduleEntry scheduled = plan.schedule()[entry];
-    const RankWork work = plan.rank_works()[scheduled.job * cluster_size + rank];
-    const LoadSide<Tr, kIsV> side{args, storage, scheduled.kv_head};
-    for (uint32_t i = 0; i < work.num_phases; ++i) {
-      const Phase& phase = plan.phases()[work.phase_begin + i];
+  ProgramReader<Tr> reader(storage);
+  while (const Program* program = reader.wait()) {
+    const LoadSide<Tr, kIsV> side{args, storage, program->kv_head};
+    if (!kIsV && lane == 0) CAPILLARY_TRACE_FIRST(args, kProgram);
+    for (uint32_t i = 0; i < program->num_phases; ++i) {
+      const Phase& phase = program->phases[i];
       if (phase.kind == PhaseKind::kWide)
-        load_wide_phase(side, plan, phase, parities, lane);
+        load_wide_phase(side, *program, phase, parities, lane);
       else
-        load_narrow_phase(side, plan, phase, parities, lane);
+        load_narrow_phase(side, *program, phase, parities, lane);
       parities ^= parity_changes<Tr>(phase, lane);
     }
+    if (!kIsV && lane == 0) CAPILLARY_TRACE_LAST(args, kLoadsIssued);
+    reader.release();
   }
 }
 

@@ -32,8 +32,8 @@ struct Traits {
   static constexpr int kThreads = kConsumerThreads + kProducerThreads;
   static constexpr int kConsumerWarps = kConsumerThreads / 32;
   // 65536 registers: 256 * 224 + 128 * 56 = 64512.
-  static constexpr int kConsumerRegisters = 224;
-  static constexpr int kProducerRegisters = 56;
+  static constexpr int kConsumerRegisters = 216;
+  static constexpr int kProducerRegisters = 72;
 
   static_assert(kHeadDim % 8 == 0 && kHeadDim >= 64 && kHeadDim <= 256);
   static_assert(kStages <= 32, "stage parities are kept in one 32-bit mask, a lane a stage");

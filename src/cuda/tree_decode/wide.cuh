@@ -303,13 +303,13 @@ __device__ __forceinline__ void wide_end(const WorkItem& item, const JobRows& ro
 }
 
 template <class Tr>
-__device__ void compute_wide_phase(const KernelArgs& args, Storage<Tr>& storage, const PlanView& plan,
+__device__ void compute_wide_phase(const KernelArgs& args, Storage<Tr>& storage, const Program& program,
                                    const Phase& phase, const JobRows& rows, uint32_t parities,
                                    SlotGate& gate) {
   const uint32_t lane = threadIdx.x & 31u;
   uint32_t turn = 0, flipped = 0;
   for (uint32_t index = 0; index < phase.num_items; ++index) {
-    const WorkItem item = plan.items()[phase.item_begin + index];
+    const WorkItem item = program.items[phase.item_begin + index];
     const WideRows<Tr> mine(item);
     const NamedBarrier own_barrier =
         mine.warpgroup == 0 ? NamedBarrier::kWarpgroup0 : NamedBarrier::kWarpgroup1;
@@ -317,7 +317,7 @@ __device__ void compute_wide_phase(const KernelArgs& args, Storage<Tr>& storage,
     WideState<Tr> state;
     wide_begin(item, rows, mine, storage, state);
     TileWalker walker;  // lane i walks tile i of every step, for its token count
-    walker.start(plan.segments() + item.segment_begin, item.num_segments);
+    walker.start(program.segments + item.segment_begin, item.num_segments);
     walker.advance(static_cast<int32_t>(lane & 3u));
     for (uint32_t step = 0; step < steps; ++step) {
       const auto own_valid = static_cast<uint32_t>(walker.valid());
