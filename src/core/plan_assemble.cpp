@@ -278,9 +278,8 @@ void PlanBuilder::assemble(uint64_t profile_hash, double predicted_us,
                                        "needs a plan of " + std::to_string(total_bytes) + " bytes",
                                        "fit 4 GiB", "plan fewer requests a step"));
   header.total_bytes = static_cast<uint32_t>(total_bytes);
-  Fnv1a hash;
-  hash.add_words(words->data() + sizeof(PlanHeader) / 8, words->size() - sizeof(PlanHeader) / 8);
-  header.content_hash = hash.value();
+  constexpr size_t kHeaderWords = sizeof(PlanHeader) / 8;
+  header.content_hash = hash_words(words->data() + kHeaderWords, words->size() - kHeaderWords);
   std::memcpy(words->data(), &header, sizeof header);
 }
 

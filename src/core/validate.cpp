@@ -39,10 +39,9 @@ void PlanProof::check_header(size_t size_bytes) {
   if (h.max_slots < 0 || h.max_slots > table_.num_slots)
     fail("max_slots", is(h.max_slots), "be 0 to " + std::to_string(table_.num_slots));
   check_arrays();
-  Fnv1a hash;
+  constexpr size_t kHeaderWords = sizeof(PlanHeader) / 8;
   const auto* words = reinterpret_cast<const uint64_t*>(plan_.base);
-  hash.add_words(words + sizeof(PlanHeader) / 8, (size_bytes - sizeof(PlanHeader)) / 8);
-  if (h.content_hash != hash.value())
+  if (h.content_hash != hash_words(words + kHeaderWords, size_bytes / 8 - kHeaderWords))
     fail("content_hash", "differs from the content", "be its hash");
 }
 
@@ -73,7 +72,7 @@ void PlanProof::check_variants() const {
   // No backend executes these yet, so a plan that asks for them would be run as something else.
   if (h.causal != 0) fail("causal", is(h.causal), "be 0");
   if (h.window_left != -1) fail("window_left", is(h.window_left), "be -1");
-  if (!(h.softcap == 0.0f)) fail("softcap", "is " + std::to_string(h.softcap), "be 0");
+  if (std::bit_cast<uint32_t>(h.softcap) != 0) fail("softcap", "is " + std::to_string(h.softcap), "be 0");
   if (h.features != 0) fail("features", is(h.features), "be 0");
   if (!std::isfinite(h.predicted_us) || h.predicted_us < 0)
     fail("predicted_us", "is " + std::to_string(h.predicted_us), "be a time");
