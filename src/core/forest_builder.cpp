@@ -12,13 +12,6 @@
 
 namespace capillary {
 
-namespace {
-
-// Sorts as an upper half after every page id and unlike any other row: rows that go on alone.
-constexpr uint32_t kAlone = 0x80000000u;
-
-}  // namespace
-
 ForestBuilder::Parts ForestBuilder::parts(PrefixForest& forest) {
   return {forest.nodes_,     forest.leaf_order_,    forest.request_node_,
           forest.seq_lens_,  forest.page_ids_,      forest.owns_page_ids_,
@@ -162,45 +155,40 @@ void ForestBuilder::build(std::string_view function, const BlockTableView& table
   out_ = nullptr;
 }
 
-// Rows order_[begin, end), ascending, agree on everything before `page` and part there: some end,
-// some go on alone with a partial page, the rest go on by page id. What goes on is pushed so that
-// the stack yields it by smallest request.
+// Rows order_[begin, end), ascending, agree on everything before `page` and part there: some end, some go
+// on alone with a partial page, the rest go on by page id. What goes on is pushed so that the stack yields it
+// by smallest request.
 void ForestBuilder::branch(int32_t begin, int32_t end, int32_t page, int32_t parent) {
-  keys_.clear();
+  groups_.clear();
+  members_.clear();
+  grouper_.start(static_cast<size_t>(end - begin));
   for (int32_t i = begin; i < end; ++i) {
     const int32_t row = order_[static_cast<size_t>(i)];
+    const auto next_group = static_cast<int32_t>(groups_.size());
+    int32_t group = next_group;
     if (whole_[static_cast<size_t>(row)] > page) {
       const int32_t id = row_ids(row)[page];
       if (id < 0) check_ids(row, page, page + 1);
-      keys_.push_back(make_key(static_cast<uint32_t>(id), row));
+      group = grouper_.group_of(id, next_group);
     } else if (static_cast<int64_t>(page) * page_size_ == lens_[static_cast<size_t>(row)]) {
       end_request(row, parent);
-    } else {
-      keys_.push_back(make_key(kAlone | static_cast<uint32_t>(row), row));
+      continue;
     }
+    if (group == next_group) groups_.push_back({0, 0, page, parent});
+    ++groups_[static_cast<size_t>(group)].end;
+    members_.push_back({group, row});
   }
-  sorter_.sort(keys_);
-
-  groups_.clear();
+  // Numbered by first appearance, so already in the order of their first rows.
   int32_t next = begin;
-  for (size_t i = 0; i < keys_.size();) {
-    const int32_t group_begin = next;
-    const uint32_t upper = key_upper(keys_[i]);
-    do {
-      order_[static_cast<size_t>(next++)] = key_index(keys_[i++]);
-    } while (i < keys_.size() && key_upper(keys_[i]) == upper);
-    groups_.push_back({group_begin, next, page, parent});
+  for (Group& group : groups_) {
+    const int32_t count = group.end;
+    group.begin = group.end = next;
+    next += count;
   }
-  // By first row, the largest first: the last one pushed is the first one popped.
-  keys_.clear();
-  for (size_t i = 0; i < groups_.size(); ++i) {
-    const int32_t first_row = order_[static_cast<size_t>(groups_[i].begin)];
-    keys_.push_back(make_key(~static_cast<uint32_t>(first_row), static_cast<int32_t>(i)));
+  for (const Member& member : members_) {
+    order_[static_cast<size_t>(groups_[static_cast<size_t>(member.group)].end++)] = member.row;
   }
-  sorter_.sort(keys_);
-  for (const uint64_t key : keys_) {
-    stack_.push_back(groups_[static_cast<size_t>(key_index(key))]);
-  }
+  stack_.insert(stack_.end(), groups_.rbegin(), groups_.rend());
 }
 
 void ForestBuilder::follow_reference(const Group& group) {
@@ -221,15 +209,15 @@ void ForestBuilder::follow_reference(const Group& group) {
     order_[static_cast<size_t>(group.begin) + 1 + i] = key_index(keys_[i]);
   }
 
-  // Down the reference's path: a node up to every place where rows leave it. keys_ is not to be
-  // used in here: branch() needs it. The agreements are read back from the sorted copy.
-  leave_.clear();
-  for (const uint64_t key : keys_) leave_.push_back(static_cast<int32_t>(key_upper(key)));
+  // Down the reference's path: a node up to every place where rows leave it.
+  const auto leave_at = [this](int32_t i) {
+    return static_cast<int32_t>(key_upper(keys_[static_cast<size_t>(i)]));
+  };
   const int32_t num_others = group.end - group.begin - 1;
   int32_t page = group.page;
   int32_t parent = group.parent;
   for (int32_t i = 0; i < num_others;) {
-    const int32_t leave = leave_[static_cast<size_t>(i)];
+    const int32_t leave = leave_at(i);
     const int32_t node = static_cast<int32_t>(out_->nodes.size());
     const int32_t position = static_cast<int32_t>(out_->leaf_order.size());
     check_ids(reference, page, leave);
@@ -241,7 +229,7 @@ void ForestBuilder::follow_reference(const Group& group) {
                            .subtree_end = 0,
                            .page_offset = reference * table_.row_stride + page});
     int32_t j = i;
-    while (j < num_others && leave_[static_cast<size_t>(j)] == leave) ++j;
+    while (j < num_others && leave_at(j) == leave) ++j;
     page = leave;
     parent = node;
     // Where the reference ends here without a partial page, it is the first of those that end.

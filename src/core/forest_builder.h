@@ -58,6 +58,11 @@ class ForestBuilder {
     int32_t parent;  // node above
   };
 
+  struct Member {
+    int32_t group;
+    int32_t row;
+  };
+
   void add_leaf(int32_t row, int32_t page, int32_t parent);
   void end_request(int32_t row, int32_t node);
   void follow_reference(const Group& group);
@@ -76,9 +81,10 @@ class ForestBuilder {
   std::vector<int32_t> order_;
   std::vector<int32_t> whole_;  // by row: pages that the length covers whole
   KeySorter sorter_;
-  std::vector<uint64_t> keys_;
-  std::vector<int32_t> leave_;  // by sorted row of a group: page at which it leaves the reference
-  std::vector<Group> groups_;   // of one branch
+  std::vector<uint64_t> keys_;  // (page at which a row leaves the reference, row)
+  IdGrouper grouper_;
+  std::vector<Group> groups_;  // of one branch
+  std::vector<Member> members_;
   std::vector<Group> stack_;
 };
 

@@ -90,46 +90,44 @@ void ForestMerger::settle(Cursor start) {
 
 // What settle() found at `token` becomes the requests that end at `node`, and its children.
 void ForestMerger::branch(int32_t token, int32_t node) {
-  std::sort(ended_.begin(), ended_.end());
+  if (ended_.size() > 1) std::sort(ended_.begin(), ended_.end());
   for (const int32_t request : ended_) end_request(request, node, token);
-  push_children(token, node);
+  if (!runners_.empty() || !tails_.empty()) push_children(token, node);
   forget();
 }
 
 void ForestMerger::push_children(int32_t token, int32_t node) {
-  by_id_.clear();
-  for (size_t i = 0; i < runners_.size(); ++i) {
-    by_id_.push_back(
-        make_key(static_cast<uint32_t>(next_id(runners_[i])), static_cast<int32_t>(i)));
-  }
-  sorter_.sort(by_id_);
   children_.clear();
-  for (size_t i = 0; i < by_id_.size();) {
-    Child child{i, i, 0, kNoRequest};
-    do {
-      const Cursor& cursor = runners_[static_cast<size_t>(key_index(by_id_[i++]))];
-      child.first_request = std::min(child.first_request, raw(cursor.raw).first_request);
-    } while (i < by_id_.size() && key_upper(by_id_[i]) == key_upper(by_id_[child.begin]));
-    child.end = i;
-    children_.push_back(child);
+  child_of_.clear();
+  grouper_.start(runners_.size());
+  for (const Cursor& cursor : runners_) {
+    const auto next_child = static_cast<int32_t>(children_.size());
+    const int32_t child = grouper_.group_of(next_id(cursor), next_child);
+    if (child == next_child) children_.push_back({kNoRequest, 0, 0, Tail{}});
+    Child& its = children_[static_cast<size_t>(child)];
+    its.first_request = std::min(its.first_request, raw(cursor.raw).first_request);
+    ++its.num_cursors;
+    child_of_.push_back(child);
   }
-  for (size_t i = 0; i < tails_.size(); ++i) children_.push_back({0, 0, i, tails_[i].request});
+  for (const Tail& tail : tails_) children_.push_back({tail.request, 0, 0, tail});
 
-  // The largest first request goes first: the last one pushed is the first one popped.
   by_first_.clear();
   for (size_t i = 0; i < children_.size(); ++i) {
     by_first_.push_back(
-        make_key(~static_cast<uint32_t>(children_[i].first_request), static_cast<int32_t>(i)));
+        make_key(static_cast<uint32_t>(children_[i].first_request), static_cast<int32_t>(i)));
   }
   sorter_.sort(by_first_);
-  for (const uint64_t key : by_first_) {
-    const Child& child = children_[static_cast<size_t>(key_index(key))];
-    const bool is_tail = child.begin == child.end;
-    stack_.push_back(
-        {cursors_.size(), child.first_request, token, node, is_tail ? tails_[child.tail] : Tail{}});
-    for (size_t i = child.begin; i < child.end; ++i) {
-      cursors_.push_back(runners_[static_cast<size_t>(key_index(by_id_[i]))]);
-    }
+  // Backwards: the last one pushed is the first one popped.
+  size_t next = cursors_.size();
+  for (size_t i = by_first_.size(); i-- > 0;) {
+    Child& child = children_[static_cast<size_t>(key_index(by_first_[i]))];
+    stack_.push_back({next, child.first_request, token, node, child.tail});
+    child.next_cursor = next;
+    next += child.num_cursors;
+  }
+  cursors_.resize(next);
+  for (size_t i = 0; i < runners_.size(); ++i) {
+    cursors_[children_[static_cast<size_t>(child_of_[i])].next_cursor++] = runners_[i];
   }
 }
 

@@ -95,15 +95,16 @@ class ForestMerger {
   std::vector<Cursor> runners_;
 
   struct Child {
-    size_t begin;  // keys of by_id_ [begin, end); empty for a tail
-    size_t end;
-    size_t tail;  // into tails_
     int32_t first_request;
+    uint32_t num_cursors;  // 0: a tail
+    size_t next_cursor;
+    Tail tail;
   };
   KeySorter sorter_;
-  std::vector<uint64_t> by_id_;     // (next page id, runner)
-  std::vector<uint64_t> by_first_;  // (complement of the first request, child)
+  IdGrouper grouper_;
   std::vector<Child> children_;
+  std::vector<int32_t> child_of_;   // by runner
+  std::vector<uint64_t> by_first_;  // (first request, child)
 };
 
 }  // namespace capillary

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// Sorting the short lists that forest building is made of. A key is (what to sort by, an index); keys come
-// with their indices ascending, and a stable sort by the upper half alone then orders both. Few values differ
-// in more than two or three bytes (page ids, depths, request indices), so a byte-wise radix sort that skips
-// the others beats comparison sorting from a few dozen keys on.
+// Sorting and grouping of the short lists that forest building is made of.
+// A key is (what to sort by, an index). Keys come with their indices ascending, so a stable sort by the upper
+// half alone orders both. Depths and request indices differ in a byte or two: a byte-wise radix sort that
+// skips the others beats comparison sorting from a few dozen keys on.
 #pragma once
 
 #include <algorithm>
@@ -66,6 +66,35 @@ class KeySorter {
   }
 
   std::vector<uint64_t> scratch_;
+};
+
+// Numbers equal page ids alike, in order of first appearance: open addressing, emptied for every list.
+class IdGrouper {
+ public:
+  void start(size_t num_ids) {
+    shift_ = 32 - 4;
+    while ((size_t{1} << (32 - shift_)) < 2 * num_ids) --shift_;
+    slots_.assign(size_t{1} << (32 - shift_), Slot{0, kFree});
+  }
+
+  // The number of the group of `id`, which is `next_group` where the id is met for the first time.
+  int32_t group_of(int32_t id, int32_t next_group) {
+    constexpr uint32_t kGoldenRatio = 0x9e3779b9u;
+    const size_t mask = slots_.size() - 1;
+    size_t i = static_cast<uint32_t>(id) * kGoldenRatio >> shift_;
+    while (slots_[i].group != kFree && slots_[i].id != id) i = (i + 1) & mask;
+    if (slots_[i].group == kFree) slots_[i] = {id, next_group};
+    return slots_[i].group;
+  }
+
+ private:
+  static constexpr int32_t kFree = -1;
+  struct Slot {
+    int32_t id;
+    int32_t group;
+  };
+  int shift_ = 0;
+  std::vector<Slot> slots_;
 };
 
 }  // namespace capillary

@@ -20,6 +20,9 @@ namespace capillary {
 
 namespace {
 
+// Tokens of a request, pages of a forest.
+constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+
 std::string at(std::string_view name, size_t index) {
   return std::string(name) + "[" + std::to_string(index) + "]";
 }
@@ -141,6 +144,7 @@ PrefixForest PrefixForest::from_levels(std::span<const Level> levels, int32_t nu
   std::vector<int32_t> num_tokens;
   std::vector<const int32_t*> pages;
   std::vector<int32_t> deepest(count, -1);
+  std::vector<int64_t> len(count, 0);
   // (node so far, group) of a request: equal pairs are one node of the raw tree.
   std::vector<std::pair<std::pair<int32_t, int32_t>, int32_t>> entries;
   for (size_t l = 0; l < levels.size(); ++l) {
@@ -159,9 +163,22 @@ PrefixForest PrefixForest::from_levels(std::span<const Level> levels, int32_t nu
                        "be -1 or a group below " + std::to_string(level.num_tokens.size()),
                        "number the groups of a level from 0"));
       }
-      if (group >= 0 && level.num_tokens[static_cast<size_t>(group)] > 0) {
-        entries.push_back({{deepest[r], group}, static_cast<int32_t>(r)});
+      if (group < 0 || level.num_tokens[static_cast<size_t>(group)] == 0) continue;
+      if (len[r] % page_size != 0) {
+        throw InvalidArgument(
+            five_parts(kFunction, at(prefix + "group", r),
+                       "goes on after " + std::to_string(len[r]) + " tokens on the levels before",
+                       "follow a multiple of page_size " + std::to_string(page_size) + " tokens",
+                       "move the tokens of the partial page to the request's last level"));
       }
+      len[r] += level.num_tokens[static_cast<size_t>(group)];
+      if (len[r] > kMost) {
+        throw InvalidArgument(five_parts(
+            kFunction, at(prefix + "group", r),
+            "makes request " + std::to_string(r) + " " + std::to_string(len[r]) + " tokens long",
+            "keep it within " + std::to_string(kMost), "check num_tokens"));
+      }
+      entries.push_back({{deepest[r], group}, static_cast<int32_t>(r)});
     }
     std::sort(entries.begin(), entries.end());
     for (size_t i = 0; i < entries.size(); ++i) {
@@ -189,7 +206,6 @@ PrefixForest PrefixForest::from_parents(std::span<const int32_t> parent,
   check_token_counts(kFunction, "num_tokens", num_tokens);
   const std::vector<int32_t> order = preorder(kFunction, parent);
 
-  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
   std::vector<bool> is_inner(parent.size(), false);
   for (const int32_t p : parent) {
     if (p >= 0) is_inner[static_cast<size_t>(p)] = true;
