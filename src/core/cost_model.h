@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
 // The cost model: times of the plan's building blocks on a DeviceProfile, in microseconds of one CTA.
-// docs/cost-model.md derives each term.
+// docs/planner.md derives each term.
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 
 #include "capillary/plan.h"
@@ -11,47 +12,71 @@
 
 namespace capillary {
 
+// Tiles cost by how many rows they serve: narrow (up to 16), one 64-row block, two.
+inline constexpr int kNumTileClasses = 3;
+using TileCounts = std::array<int64_t, kNumTileClasses>;
+using TileTimes = std::array<double, kNumTileClasses>;
+
+constexpr int tile_class(int32_t num_rows) {
+  return num_rows <= kMaxNarrowRows ? 0 : num_rows <= 64 ? 1 : 2;
+}
+
 class CostModel {
  public:
   CostModel(const ModelShape& shape, const DeviceProfile& profile)
       : shape_(shape), profile_(profile) {
     tile_bytes_ = kTileTokens * dtype_bytes(shape.dtype) * (shape.head_dim + shape.v_dim());
+    const int streams = tile_table(std::max(shape.head_dim, shape.v_dim())).num_streams;
+    const double block_us = 2.0 * kTileTokens * 64 *
+                            (padded_dim(shape.head_dim) + padded_dim(shape.v_dim())) /
+                            (profile.matrix_tflops * 1e6 / profile.num_sms);
+    compute_us_ = {profile.narrow_tile_us / streams, block_us, 2 * block_us};
+    partial_bytes_ = padded_dim(shape.v_dim()) * 4 + 8;
   }
 
   // KV bytes of one tile of one KV head.
   int64_t tile_bytes() const { return tile_bytes_; }
 
-  // One tile streamed from HBM while `active_ctas` CTAs do the same.
-  double hbm_tile_us(int active_ctas) const {
-    const double rate =
-        std::min(profile_.hbm_gbps / std::max(active_ctas, 1), profile_.hbm_gbps_per_cta);
-    return static_cast<double>(tile_bytes_) / (rate * 1e3);
-  }
-  // One tile that another CTA has just read, from L2.
-  double l2_tile_us() const {
-    return static_cast<double>(tile_bytes_) / (profile_.l2_gbps_per_cta * 1e3);
-  }
-  // Arithmetic of one tile for `rows` rows: whole 64-row blocks when wide; when narrow the chain of one
-  // stream, num_streams of which run side by side.
-  double compute_tile_us(int rows, bool wide) const {
-    const int streams = tile_table(shape_.head_dim).num_streams;
-    if (!wide) return profile_.narrow_tile_us / streams;
-    const double padded_rows = (rows + 63) / 64 * 64;
-    const double flops = 2.0 * kTileTokens * padded_rows *
-                         (padded_dim(shape_.head_dim) + padded_dim(shape_.v_dim()));
-    return flops / (profile_.matrix_tflops * 1e6 / profile_.num_sms);
+  // A tile while `active_ctas` CTAs stream keys, `reread` times as many as there are: the first to ask for
+  // a key gets it from HBM, the others from L2. Loads and arithmetic overlap.
+  TileTimes tile_times(int active_ctas, double reread) const {
+    const double from_hbm = 1 / std::max(reread, 1.0);
+    const double alone =
+        from_hbm * profile_.hbm_gbps_per_cta +
+        (1 - from_hbm) * std::max(profile_.l2_gbps_per_cta, profile_.hbm_gbps_per_cta);
+    const double share = profile_.hbm_gbps / std::max(active_ctas, 1) / from_hbm;
+    const double load_us = static_cast<double>(tile_bytes_) / (std::min(alone, share) * 1e3);
+    TileTimes times;
+    for (size_t i = 0; i < times.size(); ++i) times[i] = std::max(load_us, compute_us_[i]);
+    return times;
   }
 
-  // Merging `rows` rows of `parts` partials each, spread over the ranks of a cluster.
+  // All of the forest's keys once, or all of the arithmetic: no step is faster.
+  double floor_us(int64_t unique_tokens, int64_t flat_tokens) const {
+    const double bytes = static_cast<double>(unique_tokens) * static_cast<double>(tile_bytes_) /
+                         kTileTokens * shape_.num_kv_heads;
+    const double flops = 2.0 * static_cast<double>(flat_tokens) * shape_.num_q_heads *
+                         (shape_.head_dim + shape_.v_dim());
+    return std::max(bytes / (profile_.hbm_gbps * 1e3), flops / (profile_.matrix_tflops * 1e6));
+  }
+
+  // Merging partial rows that lie in the cluster's CTAs, the ranks sharing the work.
   double exchange_us(int64_t partial_rows, int cluster_size) const {
-    if (partial_rows == 0) return 0;
-    const int index = cluster_size_index(cluster_size);
-    const double rate = profile_.dsm_load_gbps_per_cta[static_cast<size_t>(std::max(index, 0))];
-    const double bytes = static_cast<double>(partial_rows) * (padded_dim(shape_.v_dim()) * 4 + 8);
-    const double barriers = cluster_size > 1 ? 2 * profile_.cluster_barrier_us : 0.1;
-    return barriers + profile_.dsm_latency_us + bytes / cluster_size / (rate * 1e3);
+    if (partial_rows == 0 || cluster_size == 1) return 0;
+    const auto index = static_cast<size_t>(std::max(cluster_size_index(cluster_size), 0));
+    const double bytes = static_cast<double>(partial_rows * partial_bytes_) / cluster_size;
+    return 2 * profile_.cluster_barrier_us + profile_.dsm_latency_us +
+           bytes / (profile_.dsm_load_gbps_per_cta[index] * 1e3);
   }
 
+  // A job's rows that meet those of other jobs in the workspace: written, and read back by one of them.
+  double split_us(int64_t num_rows, int cluster_size) const {
+    if (num_rows == 0) return 0;
+    const double bytes = 2.0 * static_cast<double>(num_rows * partial_bytes_) / cluster_size;
+    return profile_.l2_merge_latency_us + bytes / (profile_.l2_gbps_per_cta * 1e3);
+  }
+
+  int64_t partial_bytes() const { return partial_bytes_; }  // of one row
   const ModelShape& shape() const { return shape_; }
   const DeviceProfile& profile() const { return profile_; }
 
@@ -59,6 +84,8 @@ class CostModel {
   ModelShape shape_;
   DeviceProfile profile_;
   int64_t tile_bytes_;
+  int64_t partial_bytes_;
+  TileTimes compute_us_;
 };
 
 }  // namespace capillary

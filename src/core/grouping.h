@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Grouping: cuts the requests in leaf order into query groups of about equal cost, preferring cuts where
-// neighbours share little, and says what each group would cost. The planner tries several and keeps one.
+// Grouping: cuts the requests in leaf order into query groups of about equal work, preferring cuts where
+// neighbours share little, and estimates what a step would take with them. docs/planner.md tells the rules.
 #pragma once
 
 #include <cstdint>
@@ -16,50 +16,75 @@ class Grouping {
  public:
   explicit Grouping(const CostModel& model);
 
-  // Reads the forest once; the candidates below then cost a pass over the shared nodes each.
+  // Reads the forest once; what follows costs a pass over the requests and shared nodes per cut().
   void set_forest(const PrefixForest& forest, bool flat);
 
-  struct Candidate {
-    int32_t cluster_size;
-    int32_t max_clusters;
-    int32_t num_pieces;  // jobs a KV head asked for
-  };
+  // Chooses groups for about num_pieces jobs a KV head. keep_trees: a cut that would make a job read much
+  // again is left out, and the group gets several jobs instead. Returns whether a cut was left out so.
+  bool cut(int32_t num_pieces, bool keep_trees);
+
   struct Estimate {
     double us = 0;
     int32_t num_jobs = 0;
+    int64_t planned_tiles = 0;
+    TileTimes tile_times;
   };
-  // Fills groups(); the estimate is of the whole step.
-  Estimate evaluate(const Candidate& candidate);
-  std::span<const QueryGroup> groups() const { return groups_; }
+  // Of the whole step with the groups of the last cut() on clusters of this size; sets their num_jobs.
+  // Estimates that cannot come below good_us are not made exact.
+  Estimate evaluate(int32_t cluster_size, int32_t max_clusters, double good_us);
 
-  int64_t private_tiles() const { return private_tiles_; }
-  int64_t shared_tiles() const { return shared_tiles_; }
-  int32_t min_groups() const;  // forced by the rows a job can hold
+  std::span<const QueryGroup> groups() const { return groups_; }
+  int64_t unique_tiles() const { return unique_tiles_; }
+  // The fewest groups that the rows of a job allow.
+  int32_t min_groups() const { return (num_queries_ + max_queries_ - 1) / max_queries_; }
 
  private:
   struct SharedNode {
     int32_t query_begin, query_end;
     int32_t tiles;
+    int32_t path_tiles;  // from the root to the node's end
+    int32_t parent;      // -1
   };
-  void choose_boundaries(int32_t num_pieces);
-  double group_cost(int32_t begin, int32_t end, int active_ctas) const;
-  double tile_cost(int32_t num_queries, int active_ctas) const;
+  // What one group has to do, whatever the cluster size.
+  struct GroupWork {
+    TileCounts tiles;
+    int32_t shared_tiles;
+    int32_t num_levels;    // phases that one CTA doing all of it would have
+    int32_t num_elements;  // runs of keys with the same queries; leaves count as one
+  };
+
+  void read_nodes(const PrefixForest& forest, bool flat);
+  void index_cuts();
+  int32_t best_cut(double ideal, int32_t at, int32_t first, int32_t last, double reach) const;
+  bool choose_cuts(int32_t num_pieces, bool keep_trees);
+  void add_groups(int32_t begin, int32_t end);
+  GroupWork work_of(int32_t begin, int32_t end);
+  double job_us(const QueryGroup& group, const GroupWork& work, double group_us,
+                int32_t cluster_size) const;
+  double makespan(int32_t num_clusters, double floor_us, double good_us);
 
   CostModel model_;
   int32_t group_size_;
   int32_t max_queries_;  // of a job
   int32_t num_queries_ = 0;
-  int64_t private_tiles_ = 0;
-  int64_t shared_tiles_ = 0;
-  std::vector<int64_t> private_sum_;  // [num_queries + 1] tiles of single-query nodes before each position
-  std::vector<double> weight_sum_;    // [num_queries + 1] tiles, shared ones in equal parts
-  std::vector<int32_t> cut_tiles_;    // [num_queries + 1] tiles that both neighbours of a cut would read
-  std::vector<SharedNode> shared_;    // preorder
+  int64_t unique_tiles_ = 0;
+  int32_t num_pieces_ = 1;  // of the last cut()
+  // By position in leaf order, [num_queries + 1]:
+  std::vector<int64_t> private_sum_;  // tiles of one query's own keys before it
+  std::vector<double> weight_sum_;    // tiles before it, shared ones in equal parts
+  std::vector<int32_t> cut_node_;     // deepest shared node on both sides of a cut there, -1
+  std::vector<int32_t> cut_tiles_;    // tiles that both sides of a cut there would read
   std::vector<int32_t> first_shared_at_;
-  std::vector<int32_t> cuts_;
+  std::vector<SharedNode> shared_;  // preorder
+  std::vector<int32_t> level_;      // scratch of work_of, by shared node
+  std::vector<int32_t> stack_;
   std::vector<QueryGroup> groups_;
-  std::vector<double> group_us_;
-  std::vector<double> heap_;
+  std::vector<GroupWork> work_;
+  struct JobTime {
+    double us;
+    int64_t count;
+  };
+  std::vector<JobTime> job_times_;
 };
 
 }  // namespace capillary

@@ -30,6 +30,7 @@ void PlanBuilder::build(const BuildRequest& request) {
   cluster_size_ = request.cluster_size;
   max_clusters_ = request.max_clusters;
   fixed_grid_ = request.fixed_grid;
+  tile_times_ = request.tile_times;
   jobs_.clear(), rank_works_.clear(), phases_.clear(), items_.clear(), segments_.clear();
   merges_.clear(), partials_.clear(), splits_.clear(), job_costs_.clear();
   max_slots_ = 0, num_page_ids_ = 0, split_row_count_ = 0, planned_tiles_ = 0, exchange_rows_ = 0, split_rows_ = 0;
@@ -72,9 +73,7 @@ void PlanBuilder::build(const BuildRequest& request) {
 void PlanBuilder::finish_element(Element* element) const {
   const int32_t num_rows = rows(*element);
   element->wide = num_rows > kMaxNarrowRows;
-  const int active = cluster_size_ * max_clusters_;
-  element->tile_us = std::max(model_.hbm_tile_us(active),
-                              model_.compute_tile_us(num_rows, element->wide));
+  element->tile_us = tile_times_[static_cast<size_t>(tile_class(num_rows))];
 }
 
 void PlanBuilder::collect_elements(const QueryGroup& group) {

@@ -26,6 +26,7 @@ struct BuildRequest {
   int32_t cluster_size;
   int32_t max_clusters;
   std::span<const QueryGroup> groups;
+  TileTimes tile_times;  // what the runs are balanced by
   bool fixed_grid = false;  // launch max_clusters clusters even if some have no job
 };
 
@@ -101,6 +102,7 @@ class PlanBuilder {
   int32_t max_clusters_ = 1;
   int32_t num_clusters_ = 1;
   bool fixed_grid_ = false;
+  TileTimes tile_times_{};
 
   // Of the group in hand.
   std::vector<Element> elements_;

@@ -2,7 +2,10 @@
 // The search: a few cluster sizes x a few job counts, each estimated by Grouping; the best is laid out by
 // PlanBuilder. Everything is deterministic and, once warm, free of allocation.
 #include <algorithm>
-#include <cmath>
+#include <cstdio>
+#include <string>
+#include <tuple>
+#include <vector>
 
 #include "capillary/error.h"
 #include "capillary/plan.h"
@@ -12,6 +15,12 @@
 namespace capillary {
 
 namespace {
+
+constexpr int kReasonBytes = 320;
+constexpr double kNeverUs = 1e30;
+// Jobs a cluster and KV head that are tried: more only add to the starts of jobs.
+constexpr int32_t kMostRounds = 4;
+constexpr int32_t kMaxPieces = 1 << 20;
 
 void check_shape(const ModelShape& shape) {
   const auto fail = [](const char* argument, int64_t came, const char* expected) {
@@ -32,9 +41,9 @@ void check_shape(const ModelShape& shape) {
         "split the query heads of a KV head over several calls"));
   if (shape.dtype != DType::kBFloat16 && shape.dtype != DType::kFloat16 &&
       shape.dtype != DType::kFloat32)
-    throw UnsupportedConfig(five_parts("Planner", "dtype", std::string("is ") + dtype_name(shape.dtype),
-                                       "be bfloat16 or float16 (float32 on the CPU)",
-                                       "convert the caches"));
+    throw UnsupportedConfig(
+        five_parts("Planner", "dtype", std::string("is ") + dtype_name(shape.dtype),
+                   "be bfloat16 or float16 (float32 on the CPU)", "convert the caches"));
 }
 
 void check_options(const PlanOptions& options, const DeviceProfile& profile) {
@@ -51,8 +60,9 @@ void check_options(const PlanOptions& options, const DeviceProfile& profile) {
                                      "come with the cluster_size to be captured",
                                      "set PlanOptions::cluster_size to 1, 2, 4, 8 or 16"));
   if (options.num_pieces < 0)
-    throw InvalidArgument(five_parts("Planner", "num_pieces", "is " + std::to_string(options.num_pieces),
-                                     "be 0 or more", "pass 0 to let the planner choose"));
+    throw InvalidArgument(five_parts("Planner", "num_pieces",
+                                     "is " + std::to_string(options.num_pieces), "be 0 or more",
+                                     "pass 0 to let the planner choose"));
 }
 
 }  // namespace
@@ -67,10 +77,15 @@ struct Planner::Impl {
         grouping(model),
         builder(model) {}
 
-  void search(const PrefixForest& forest, bool flat);
-  void try_candidate(bool flat, int32_t cluster_size, int32_t num_pieces);
+  void search(const PrefixForest& forest);
+  void search_sharing(const PrefixForest& forest, bool flat);
+  void try_pieces(Mode mode, int32_t num_pieces, bool keep_trees);
+  void collect_piece_counts();
+  void note(const PlanCandidate& candidate);
+  bool may_use(int index) const;
   void build(const PrefixForest& forest);
   void summarise(const PrefixForest& forest);
+  void give_reason();
 
   ModelShape shape;
   DeviceProfile profile;
@@ -80,65 +95,118 @@ struct Planner::Impl {
   Grouping grouping;
   PlanBuilder builder;
 
+  std::vector<int32_t> piece_counts;
   std::vector<PlanCandidate> candidates;
   PlanCandidate best;
+  TileTimes best_tile_times{};
   std::vector<QueryGroup> best_groups;
   Plan plan;
   PlanSummary summary;
 };
 
-void Planner::Impl::try_candidate(bool flat, int32_t cluster_size, int32_t num_pieces) {
-  const Mode mode = flat ? Mode::kFlat
-                    : options.mode == Mode::kSharedL2 ? Mode::kSharedL2
-                                                      : Mode::kAuto;
-  for (const PlanCandidate& seen : candidates)
-    if (seen.mode == mode && seen.cluster_size == cluster_size && seen.num_pieces == num_pieces) return;
-  const auto index = static_cast<size_t>(cluster_size_index(cluster_size));
-  const Grouping::Estimate estimate =
-      grouping.evaluate({cluster_size, profile.max_clusters[index], num_pieces});
-  candidates.push_back({mode, cluster_size, num_pieces, estimate.us});
-  // Strictly better, so that the first of equals (smaller cluster, fewer jobs) stays.
-  if (best_groups.empty() || estimate.us < best.predicted_us) {
-    best = candidates.back();
+bool Planner::Impl::may_use(int index) const {
+  if (profile.max_clusters[static_cast<size_t>(index)] == 0) return false;
+  if (options.cluster_size != 0) return options.cluster_size == 1 << index;
+  // Without exchange on chip a cluster is only a grid that fits worse.
+  return options.mode != Mode::kSharedL2 || index == 0;
+}
+
+// Job counts that fill the clusters of some size one to four times over, and those that rows force.
+void Planner::Impl::collect_piece_counts() {
+  piece_counts.clear();
+  if (options.num_pieces != 0) {
+    piece_counts.push_back(options.num_pieces);
+    return;
+  }
+  const int32_t least = std::max(grouping.min_groups(), 1);
+  const auto most = static_cast<int32_t>(
+      std::clamp<int64_t>(grouping.unique_tiles() / kWideTiles, 1, kMaxPieces));
+  piece_counts.push_back(least);
+  for (int index = 0; index < kNumClusterSizes; ++index) {
+    if (!may_use(index)) continue;
+    for (int32_t fill = 1; fill <= kMostRounds; ++fill) {
+      const int32_t pieces =
+          profile.max_clusters[static_cast<size_t>(index)] * fill / shape.num_kv_heads;
+      piece_counts.push_back(std::max({std::min(pieces, most), least, 1}));
+    }
+  }
+  std::sort(piece_counts.begin(), piece_counts.end());
+  piece_counts.erase(std::unique(piece_counts.begin(), piece_counts.end()), piece_counts.end());
+}
+
+void Planner::Impl::note(const PlanCandidate& candidate) {
+  for (PlanCandidate& seen : candidates) {
+    if (seen.mode != candidate.mode || seen.cluster_size != candidate.cluster_size ||
+        seen.num_pieces != candidate.num_pieces)
+      continue;
+    seen.predicted_us = std::min(seen.predicted_us, candidate.predicted_us);
+    return;
+  }
+  candidates.push_back(candidate);
+}
+
+void Planner::Impl::try_pieces(Mode mode, int32_t num_pieces, bool keep_trees) {
+  const bool left_out = grouping.cut(num_pieces, keep_trees);
+  if (keep_trees && !left_out) return;  // the same groups as without
+  for (int index = 0; index < kNumClusterSizes; ++index) {
+    if (!may_use(index)) continue;
+    const int32_t cluster_size = 1 << index;
+    const double good_us = best_groups.empty() ? kNeverUs : best.predicted_us;
+    const Grouping::Estimate estimate =
+        grouping.evaluate(cluster_size, profile.max_clusters[static_cast<size_t>(index)], good_us);
+    note({mode, cluster_size, num_pieces, estimate.us});
+    if (estimate.us >= good_us) continue;
+    best = {mode, cluster_size, num_pieces, estimate.us};
+    best_tile_times = estimate.tile_times;
     best_groups.assign(grouping.groups().begin(), grouping.groups().end());
   }
 }
 
-void Planner::Impl::search(const PrefixForest& forest, bool flat) {
+void Planner::Impl::search_sharing(const PrefixForest& forest, bool flat) {
+  const Mode mode = flat                              ? Mode::kFlat
+                    : options.mode == Mode::kSharedL2 ? Mode::kSharedL2
+                                                      : Mode::kAuto;
   grouping.set_forest(forest, flat);
-  for (int index = 0; index < kNumClusterSizes; ++index) {
-    const int32_t cluster_size = 1 << index;
-    const int32_t clusters = profile.max_clusters[static_cast<size_t>(index)];
-    if (clusters == 0) continue;
-    if (options.cluster_size != 0 && cluster_size != options.cluster_size) continue;
-    if (options.cluster_size == 0 && options.mode == Mode::kSharedL2 && cluster_size != 1) continue;
-    if (options.num_pieces != 0) {
-      try_candidate(flat, cluster_size, options.num_pieces);
-      continue;
-    }
-    // Job counts that fill the clusters 1 to 4 times over; and one job per row-limited group.
-    const int32_t tiles_limit = static_cast<int32_t>(std::max<int64_t>(
-        (grouping.private_tiles() + grouping.shared_tiles()) / (kWideTiles * cluster_size), 1));
-    for (int32_t fill = 1; fill <= 4; ++fill) {
-      const int32_t pieces = clusters * fill / shape.num_kv_heads;
-      if (pieces >= 1) try_candidate(flat, cluster_size, std::min(pieces, tiles_limit));
-    }
-    try_candidate(flat, cluster_size, std::max(std::min(grouping.min_groups(), tiles_limit), 1));
+  collect_piece_counts();
+  for (const int32_t num_pieces : piece_counts) {
+    try_pieces(mode, num_pieces, false);
+    if (!flat) try_pieces(mode, num_pieces, true);
   }
+}
+
+void Planner::Impl::search(const PrefixForest& forest) {
+  if (options.mode != Mode::kFlat) search_sharing(forest, false);
+  const bool shares = forest.flat_tokens() > forest.unique_tokens();
+  if (options.mode == Mode::kAuto && shares) {
+    // Sharing that does not pay is not used: "never slower than plain decode". Most often there is nothing
+    // to look for: all of the flat bytes, at the rate of L2, take longer than the best plan.
+    const double flat_us =
+        static_cast<double>(forest.flat_tokens()) * static_cast<double>(model.tile_bytes()) /
+        kTileTokens * shape.num_kv_heads /
+        (std::max(profile.l2_gbps_per_cta, profile.hbm_gbps_per_cta) * 1e3 * profile.num_sms);
+    if (profile.launch_us + flat_us >= best.predicted_us) return;
+  }
+  if (options.mode == Mode::kFlat || (options.mode == Mode::kAuto && shares))
+    search_sharing(forest, true);
 }
 
 void Planner::Impl::build(const PrefixForest& forest) {
   const auto index = static_cast<size_t>(cluster_size_index(best.cluster_size));
   builder.build({&forest, best.mode, best.cluster_size, profile.max_clusters[index], best_groups,
-                 options.fixed_grid});
+                 best_tile_times, options.fixed_grid});
   builder.assemble(profile_hash, best.predicted_us, &plan.words_);
 }
 
 void Planner::Impl::summarise(const PrefixForest& forest) {
-  std::stable_sort(candidates.begin(), candidates.end(),
-                   [](const PlanCandidate& a, const PlanCandidate& b) {
-                     return a.predicted_us < b.predicted_us;
-                   });
+  std::sort(candidates.begin(), candidates.end(),
+            [&](const PlanCandidate& a, const PlanCandidate& b) {
+              const auto key = [&](const PlanCandidate& c) {
+                const bool chosen = c.mode == best.mode && c.cluster_size == best.cluster_size &&
+                                    c.num_pieces == best.num_pieces;
+                return std::tuple(c.predicted_us, !chosen, c.mode, c.cluster_size, c.num_pieces);
+              };
+              return key(a) < key(b);
+            });
   summary.mode = best.mode;
   summary.num_requests = forest.num_requests();
   summary.num_nodes = static_cast<int32_t>(forest.nodes().size());
@@ -150,17 +218,16 @@ void Planner::Impl::summarise(const PrefixForest& forest) {
   summary.unique_bytes = forest.unique_tokens() * token_bytes * heads;
   summary.flat_bytes = forest.flat_tokens() * token_bytes * heads;
   summary.planned_bytes = builder.planned_tiles() * model.tile_bytes() * heads;
-  const int64_t row_bytes = padded_dim(shape.v_dim()) * 4 + 8;
-  summary.exchange_bytes = builder.exchange_rows() * row_bytes * heads;
-  summary.split_bytes = builder.split_rows() * row_bytes * heads;
+  summary.exchange_bytes = builder.exchange_rows() * model.partial_bytes() * heads;
+  summary.split_bytes = builder.split_rows() * model.partial_bytes() * heads;
   const double flops = 2.0 * static_cast<double>(forest.flat_tokens()) * shape.num_q_heads *
                        (shape.head_dim + shape.v_dim());
   summary.hbm_us = static_cast<double>(summary.unique_bytes) / (profile.hbm_gbps * 1e3);
   summary.compute_us = flops / (profile.matrix_tflops * 1e6);
-  summary.floor_us = std::max(summary.hbm_us, summary.compute_us);
+  summary.floor_us = model.floor_us(forest.unique_tokens(), forest.flat_tokens());
   const int active = best.cluster_size * std::max(summary.num_clusters, 1);
-  summary.l2_us = static_cast<double>(std::max<int64_t>(summary.planned_bytes - summary.unique_bytes, 0)) /
-                  (profile.l2_gbps_per_cta * 1e3 * active);
+  const int64_t reread = std::max<int64_t>(summary.planned_bytes - summary.unique_bytes, 0);
+  summary.l2_us = static_cast<double>(reread) / (profile.l2_gbps_per_cta * 1e3 * active);
   summary.exchange_us = 0;
   for (const PlanBuilder::JobCost& job : builder.job_costs())
     summary.exchange_us =
@@ -168,13 +235,44 @@ void Planner::Impl::summarise(const PrefixForest& forest) {
   summary.fixed_us = profile.launch_us;
   summary.predicted_us = best.predicted_us;
   summary.candidates = candidates;
+  give_reason();
 }
 
-Planner::Planner(const ModelShape& shape, const DeviceProfile& profile, const PlanOptions& options) {
+// Fits the string that is there: a warm planner does not allocate.
+void Planner::Impl::give_reason() {
+  const PlanSummary& s = summary;
+  const auto ratio = [](int64_t a, int64_t b) {
+    return static_cast<double>(a) / static_cast<double>(std::max<int64_t>(b, 1));
+  };
+  char text[kReasonBytes];
+  int used = std::snprintf(text, sizeof text, "nothing to do: no request has keys");
+  if (s.flat_bytes > 0) {
+    used = std::snprintf(
+        text, sizeof text,
+        "%d job%s a KV head on clusters of %d: reads %.2f times the unique keys (flat: %.2f), "
+        "%.1f us predicted against a floor of %.1f us",
+        s.num_jobs, s.num_jobs == 1 ? "" : "s", s.cluster_size,
+        ratio(s.planned_bytes, s.unique_bytes), ratio(s.flat_bytes, s.unique_bytes), s.predicted_us,
+        s.floor_us);
+    if (s.candidates.size() > 1 && used > 0 && used < kReasonBytes) {
+      const PlanCandidate& other = s.candidates[1];
+      const int more = std::snprintf(text + used, sizeof text - static_cast<size_t>(used),
+                                     "; next best: %s, clusters of %d, %d piece%s, %.1f us",
+                                     mode_name(other.mode), other.cluster_size, other.num_pieces,
+                                     other.num_pieces == 1 ? "" : "s", other.predicted_us);
+      used = more < 0 ? used : used + more;
+    }
+  }
+  summary.reason.assign(text, static_cast<size_t>(std::clamp(used, 0, kReasonBytes - 1)));
+}
+
+Planner::Planner(const ModelShape& shape, const DeviceProfile& profile,
+                 const PlanOptions& options) {
   check_shape(shape);
   validate_profile(profile);
   check_options(options, profile);
   impl_ = std::make_unique<Impl>(shape, profile, options);
+  impl_->summary.reason.reserve(kReasonBytes);
 }
 Planner::~Planner() = default;
 Planner::Planner(Planner&&) noexcept = default;
@@ -186,21 +284,23 @@ const Plan& Planner::plan(const PrefixForest& forest) {
   self.best_groups.clear();
   self.best = {};
   if (self.options.cluster_size != 0) self.best.cluster_size = self.options.cluster_size;
-  if (forest.num_requests() > 0) {
-    if (self.options.mode != Mode::kFlat) self.search(forest, false);
-    // Sharing that does not pay is not used: "never slower than plain decode".
-    const bool shares = forest.flat_tokens() > forest.unique_tokens();
-    if (self.options.mode == Mode::kFlat || (self.options.mode == Mode::kAuto && shares))
-      self.search(forest, true);
-  }
+  if (forest.num_requests() > 0) self.search(forest);
   self.build(forest);
   self.summarise(forest);
   return self.plan;
 }
 
-const PlanSummary& Planner::summary() const { return impl_->summary; }
-const ModelShape& Planner::shape() const { return impl_->shape; }
-const DeviceProfile& Planner::profile() const { return impl_->profile; }
-const PlanOptions& Planner::options() const { return impl_->options; }
+const PlanSummary& Planner::summary() const {
+  return impl_->summary;
+}
+const ModelShape& Planner::shape() const {
+  return impl_->shape;
+}
+const DeviceProfile& Planner::profile() const {
+  return impl_->profile;
+}
+const PlanOptions& Planner::options() const {
+  return impl_->options;
+}
 
 }  // namespace capillary
