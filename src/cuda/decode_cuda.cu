@@ -109,8 +109,10 @@ KernelArgs make_args(const PlanHeader& header, const void* g_plan, const DecodeT
   const TensorView& v = tensors.v_cache;
   args.plan = static_cast<const unsigned char*>(g_plan);
   args.q = tensors.q.data;
-  args.k = k.data;
-  args.v = v.data;
+  for (const TensorView* cache : {&k, &v})
+    args.cache[cache == &v ? 1 : 0] = {static_cast<const unsigned char*>(cache->data),
+                                       cache->strides[0] * 2, cache->strides[1] * 2,
+                                       cache->strides[2] * 2};
   args.page_ids = static_cast<const int32_t*>(tensors.page_ids.data);
   args.out = tensors.out.data;
   args.lse = static_cast<float*>(tensors.lse.data);
@@ -121,35 +123,30 @@ KernelArgs make_args(const PlanHeader& header, const void* g_plan, const DecodeT
   args.out_head_stride = tensors.out.strides[1];
   args.lse_token_stride = tensors.lse.strides[0];
   args.lse_head_stride = tensors.lse.strides[1];
-  args.k_page_stride = k.strides[0] * 2;
-  args.k_token_stride = k.strides[1] * 2;
-  args.k_head_stride = k.strides[2] * 2;
-  args.v_page_stride = v.strides[0] * 2;
-  args.v_token_stride = v.strides[1] * 2;
-  args.v_head_stride = v.strides[2] * 2;
   const float scale = options.softmax_scale != 0.0f
                           ? options.softmax_scale
                           : 1.0f / std::sqrt(static_cast<float>(header.head_dim));
   args.scale_log2 = scale * 1.44269504088896340736f;
-  args.group_size = static_cast<uint32_t>(header.num_q_heads / header.num_kv_heads);
-  args.page_size = static_cast<uint32_t>(header.page_size);
-  args.wide_piece_tokens =
-      std::min<uint32_t>(args.page_size & (~args.page_size + 1), kTileTokens);
+  args.group_size = FastDiv(static_cast<uint32_t>(header.num_q_heads / header.num_kv_heads));
+  const auto page_size = static_cast<uint32_t>(header.page_size);
+  args.page_size = FastDiv(page_size);
+  const uint32_t piece = std::min<uint32_t>(page_size & (~page_size + 1), kTileTokens);
+  args.wide_piece = FastDiv(piece);
   const bool contiguous = header.page_size == 1 || (k.strides[1] == header.head_dim &&
                                                     v.strides[1] == header.head_dim);
-  args.narrow_piece_tokens = contiguous ? args.wide_piece_tokens : 1;
-  args.narrow_copy = !contiguous && args.wide_piece_tokens == kTileTokens ? NarrowCopy::kTensor
+  args.narrow_piece_tokens = contiguous ? piece : 1;
+  args.narrow_copy = !contiguous && piece == kTileTokens ? NarrowCopy::kTensor
                                                                           : NarrowCopy::kBulk;
 #ifdef CAPILLARY_TRACE
   args.trace = trace_buffer;
 #endif
-  const Box wide{64, args.wide_piece_tokens, true};
-  encode_map(&args.k_wide, "k_cache", k, wide);
-  encode_map(&args.v_wide, "v_cache", v, wide);
+  const Box wide{64, piece, true};
+  encode_map(&args.wide_map[0], "k_cache", k, wide);
+  encode_map(&args.wide_map[1], "v_cache", v, wide);
   if (args.narrow_copy == NarrowCopy::kTensor) {
     const Box narrow{static_cast<uint32_t>(header.head_dim), kTileTokens, false};
-    encode_map(&args.k_narrow, "k_cache", k, narrow);
-    encode_map(&args.v_narrow, "v_cache", v, narrow);
+    encode_map(&args.narrow_map[0], "k_cache", k, narrow);
+    encode_map(&args.narrow_map[1], "v_cache", v, narrow);
   }
   return args;
 }

@@ -147,16 +147,14 @@ __device__ __forceinline__ float4 ld_shared_cluster_f4(uint32_t d_address) {
   float4 value;
   asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
                : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
-               : "r"(d_address)
-               : "memory");
+               : "r"(d_address));
   return value;
 }
 __device__ __forceinline__ float2 ld_shared_cluster_f2(uint32_t d_address) {
   float2 value;
   asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];"
                : "=f"(value.x), "=f"(value.y)
-               : "r"(d_address)
-               : "memory");
+               : "r"(d_address));
   return value;
 }
 

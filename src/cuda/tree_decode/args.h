@@ -6,6 +6,8 @@
 
 #include <cstdint>
 
+#include "shared/fast_div.h"
+
 namespace capillary::tree_decode {
 
 // How the producers fetch a narrow tile's rows.
@@ -14,15 +16,20 @@ enum class NarrowCopy : uint32_t {
   kTensor = 1,  // one unswizzled tensor box of 16 tokens (page size a multiple of 16, rows not contiguous)
 };
 
+// One of the two caches, [num_pages, page_size, num_kv_heads, head_dim] by byte strides.
+struct CacheArgs {
+  const unsigned char* base;
+  int64_t page_stride, token_stride, head_stride;
+};
+
 struct KernelArgs {
   // 4-D maps [page][kv head][token][dim]: boxes of 64 dims x piece_tokens, 128-byte swizzle (wide), and of
   // head_dim x 16 tokens, unswizzled (narrow, NarrowCopy::kTensor only).
-  CUtensorMap k_wide, v_wide, k_narrow, v_narrow;
+  CUtensorMap wide_map[2], narrow_map[2];  // K, V
 
   const unsigned char* plan;  // device copy of the blob
   const void* q;              // [num_queries, num_q_heads, head_dim]
-  const void* k;              // byte strides below; rows of head_dim elements are contiguous
-  const void* v;
+  CacheArgs cache[2];         // K, V; rows of head_dim elements are contiguous
   const int32_t* page_ids;
   void* out;         // [num_queries, num_q_heads, head_dim]
   float* lse;        // [num_queries, num_q_heads] natural log, or null
@@ -30,14 +37,12 @@ struct KernelArgs {
   int64_t q_token_stride, q_head_stride;      // elements
   int64_t out_token_stride, out_head_stride;  // elements
   int64_t lse_token_stride, lse_head_stride;  // elements
-  int64_t k_page_stride, k_token_stride, k_head_stride;  // bytes
-  int64_t v_page_stride, v_token_stride, v_head_stride;  // bytes
   float scale_log2;  // softmax_scale * log2(e)
-  uint32_t group_size;
-  uint32_t page_size;
+  FastDiv group_size;
+  FastDiv page_size;
   // 1, 2, 4, 8 or 16: tokens that one copy may take together. Wide boxes: the largest power of two in the page
   // size. Narrow bulk copies: the same if a head's rows are contiguous in a page, else 1.
-  uint32_t wide_piece_tokens;
+  FastDiv wide_piece;
   uint32_t narrow_piece_tokens;
   NarrowCopy narrow_copy;
 #ifdef CAPILLARY_TRACE

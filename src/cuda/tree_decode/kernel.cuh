@@ -97,8 +97,8 @@ __global__ void __launch_bounds__(Tr::kThreads, 1)
   const uint32_t cluster_size = ptx::cluster_nctarank();
   if (threadIdx.x == 0) init_barriers(storage, cluster_size);
   if (threadIdx.x == Tr::kConsumerThreads) {
-    ptx::prefetch_tensormap(&args.k_wide);
-    ptx::prefetch_tensormap(&args.v_wide);
+    ptx::prefetch_tensormap(&args.wide_map[0]);
+    ptx::prefetch_tensormap(&args.wide_map[1]);
   }
   if (cluster_size > 1) {
     ptx::barrier_cluster_arrive_release();
@@ -120,8 +120,8 @@ __global__ void __launch_bounds__(Tr::kThreads, 1)
     run_compute_role(args, storage);
   } else {
     ptx::setmaxnreg_dec<Tr::kProducerRegisters>();
-    if (role == Role::kLoadK) run_load_role<Tr, false>(args, storage);
-    if (role == Role::kLoadV) run_load_role<Tr, true>(args, storage);
+    if (role == Role::kLoadK || role == Role::kLoadV)
+      run_load_role(args, storage, role == Role::kLoadV);
     if (role == Role::kPlan) run_plan_role(args, storage);
     ptx::griddepcontrol_launch_dependents();
   }

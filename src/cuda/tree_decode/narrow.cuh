@@ -236,34 +236,32 @@ __device__ void compute_narrow_stream(const KernelArgs& args, Storage<Tr>& stora
   const uint32_t end = index + phase.stream_items[stream];
   uint32_t turn = 0, flipped = 0;
   for (; index < end; ++index) {
-    const WorkItem item = program.items[index];
+    const WorkItem& item = program.items[index];
     NarrowState<Tr> state;
     narrow_begin(item, rows, storage, state);
-    const Segment* segment = program.segments + item.segment_begin;
-    for (uint32_t s = 0; s < item.num_segments; ++s, ++segment) {
-      for (int32_t left = segment->num_tokens; left > 0; left -= kTileTokens) {
-        const uint32_t stage = stream + turn * Tr::kStreams;
-        const uint32_t parity = ((parities >> stage) & 1u) ^ flipped;
-        const unsigned char* s_k = storage.ring + stage * Tr::kStageBytes;
-        float scores[2][4];
-        uint32_t p[4];
-        wait_cta(storage.k_full, stage, parity, Wait::kKFull);
-        if (threadIdx.x == 0) CAPILLARY_TRACE_FIRST(args, kFirstKeys);
-        narrow_scores<Tr>(s_k, state, scores);
-        narrow_softmax<Tr>(scores, left, args.scale_log2, state, p);
-        wait_cta(storage.v_full, stage, parity, Wait::kVFull);
-        if (left >= kTileTokens)
-          narrow_output<Tr, false>(s_k + Tr::kHalfTileBytes, left, p, state);
-        else
-          narrow_output<Tr, true>(s_k + Tr::kHalfTileBytes, left, p, state);
-        __syncwarp();
-        // This warp alone used the stage: all eight arrivals.
-        if ((threadIdx.x & 31u) == 0)
-          ptx::mbarrier_arrive_release_cta(storage.stage_empty + stage, Tr::kConsumerWarps);
-        if (++turn == Tr::kStagesPerStream) {
-          turn = 0;
-          flipped ^= 1u;
-        }
+    for (uint32_t tile = 0; tile < item.num_tiles; ++tile) {
+      const uint32_t stage = stream + turn * Tr::kStreams;
+      const uint32_t parity = ((parities >> stage) & 1u) ^ flipped;
+      const unsigned char* s_k = storage.ring + stage * Tr::kStageBytes;
+      float scores[2][4];
+      uint32_t p[4];
+      wait_cta(storage.k_full, stage, parity, Wait::kKFull);
+      if (threadIdx.x == 0) CAPILLARY_TRACE_FIRST(args, kFirstKeys);
+      const auto valid = static_cast<int32_t>(storage.stage_tokens[stage]);
+      narrow_scores<Tr>(s_k, state, scores);
+      narrow_softmax<Tr>(scores, valid, args.scale_log2, state, p);
+      wait_cta(storage.v_full, stage, parity, Wait::kVFull);
+      if (valid == kTileTokens)
+        narrow_output<Tr, false>(s_k + Tr::kHalfTileBytes, valid, p, state);
+      else
+        narrow_output<Tr, true>(s_k + Tr::kHalfTileBytes, valid, p, state);
+      __syncwarp();
+      // This warp alone used the stage: all eight arrivals.
+      if ((threadIdx.x & 31u) == 0)
+        ptx::mbarrier_arrive_release_cta(storage.stage_empty + stage, Tr::kConsumerWarps);
+      if (++turn == Tr::kStagesPerStream) {
+        turn = 0;
+        flipped ^= 1u;
       }
     }
     narrow_end(item, rows, storage, gate, state);

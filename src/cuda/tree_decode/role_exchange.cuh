@@ -58,7 +58,7 @@ __device__ __forceinline__ void fold_partials(uint32_t count, float lane_max, fl
   for (int u = 0; u < RowPiece<Tr>::kCount; ++u)
 #pragma unroll
     for (int c = 0; c < RowPiece<Tr>::kWidth; ++c) out.value[u][c] *= kept;
-#pragma unroll 4
+#pragma unroll 8
   for (uint32_t i = 0; i < count; ++i) {
     RowPiece<Tr> piece;
     load(i, piece);
@@ -172,14 +172,14 @@ __device__ void deliver_part(const KernelArgs& args, const PlanHeader& header, c
                                        RowPiece<Tr>::dim(u) + c),
              float2{piece.value[u][c], piece.value[u][c + 1]});
   if (lane == 0) __stcg(g_state + own, float2{state.max, state.sum});
-  __threadfence();
-  __syncwarp();
   // Own tag out, then everybody's tags in, with a full fence between: of two parts that arrive together at
   // least one sees both. If both do, both merge and write the same bits.
-  if (lane == 0) ptx::st_release_gpu(g_tags + own, kPartHere);
-  ptx::fence_sc_gpu();
   __syncwarp();
-  ptx::fence_sc_gpu();
+  if (lane == 0) {
+    ptx::st_release_gpu(g_tags + own, kPartHere);  // cumulative: the other lanes' stores come before it
+    ptx::fence_sc_gpu();
+  }
+  __syncwarp();
   bool all_here = true;
   for (uint32_t first = 0; first < split.num_parts; first += 32) {
     const uint32_t part = first + lane;
@@ -188,7 +188,6 @@ __device__ void deliver_part(const KernelArgs& args, const PlanHeader& header, c
     all_here = all_here && __all_sync(0xffffffffu, here);
   }
   if (!all_here) return;
-  __threadfence();
   RowState merged;
   RowPiece<Tr> out;
   clear_piece(out);

@@ -19,47 +19,46 @@
 
 namespace capillary::tree_decode {
 
-// Where this warp's tensor lives; the compiler folds kIsV away.
-template <class Tr, bool kIsV>
+// The half of the work that this warp does. Chosen at run time: the code is long, and both warps can share it
+// in the instruction cache.
+template <class Tr>
 struct LoadSide {
   const KernelArgs& args;
   Storage<Tr>& storage;
   uint32_t kv_head;
+  uint32_t is_v;
 
   __device__ __forceinline__ uint64_t* full() const {
-    return kIsV ? storage.v_full : storage.k_full;
+    return is_v != 0 ? storage.v_full : storage.k_full;
   }
-  __device__ __forceinline__ const CUtensorMap* wide_map() const {
-    return kIsV ? &args.v_wide : &args.k_wide;
-  }
-  __device__ __forceinline__ const CUtensorMap* narrow_map() const {
-    return kIsV ? &args.v_narrow : &args.k_narrow;
-  }
+  __device__ __forceinline__ const CUtensorMap* wide_map() const { return args.wide_map + is_v; }
+  __device__ __forceinline__ const CUtensorMap* narrow_map() const { return args.narrow_map + is_v; }
   __device__ __forceinline__ const unsigned char* row(int32_t page_id, uint32_t token) const {
-    const auto* base = static_cast<const unsigned char*>(kIsV ? args.v : args.k);
-    const int64_t page_stride = kIsV ? args.v_page_stride : args.k_page_stride;
-    const int64_t token_stride = kIsV ? args.v_token_stride : args.k_token_stride;
-    const int64_t head_stride = kIsV ? args.v_head_stride : args.k_head_stride;
-    return base + page_id * page_stride + static_cast<int64_t>(token) * token_stride +
-           static_cast<int64_t>(kv_head) * head_stride;
+    const CacheArgs& cache = args.cache[is_v];
+    return cache.base + page_id * cache.page_stride +
+           static_cast<int64_t>(token) * cache.token_stride +
+           static_cast<int64_t>(kv_head) * cache.head_stride;
+  }
+  // Tells the consumers how much of the tile counts; the arrive on k_full that follows publishes it.
+  __device__ __forceinline__ void announce(uint32_t stage, int32_t valid) const {
+    if (is_v == 0) storage.stage_tokens[stage] = static_cast<uint32_t>(valid);
   }
   __device__ __forceinline__ unsigned char* narrow_stage(uint32_t stage) const {
-    return storage.ring + stage * Tr::kStageBytes + (kIsV ? Tr::kHalfTileBytes : 0);
+    return storage.ring + stage * Tr::kStageBytes + is_v * Tr::kHalfTileBytes;
   }
   // Rows of tile `tile` (0..3) in half `half` of the wide step whose first stage is `stage`.
   __device__ __forceinline__ unsigned char* wide_rows(uint32_t stage, uint32_t tile,
                                                       uint32_t half) const {
-    return storage.ring + stage * Tr::kStageBytes + (kIsV ? Tr::kWideKBytes : 0) +
+    return storage.ring + stage * Tr::kStageBytes + is_v * Tr::kWideKBytes +
            half * Tr::kWideHalfBytes + tile * (kTileTokens * 128);
   }
 };
 
 // Token offset from a page entry -> page entry and token inside that page.
-__device__ __forceinline__ uint32_t split_token(uint32_t token, uint32_t page_size, int64_t* entry) {
-  if (token < page_size) return token;
-  const uint32_t pages = token / page_size;
+__device__ __forceinline__ uint32_t split_token(uint32_t token, const FastDiv& page_size, int64_t* entry) {
+  const uint32_t pages = page_size.divide(token);
   *entry += pages;
-  return token - pages * page_size;
+  return page_size.remainder(token, pages);
 }
 
 // A tile whose page id has been asked for but not yet used: two of these hide the page table's latency.
@@ -69,9 +68,10 @@ struct PendingTile {
   int32_t valid;
 };
 
-template <class Tr, bool kIsV>
-__device__ __forceinline__ void copy_narrow_tile(const LoadSide<Tr, kIsV>& side, uint32_t stage,
+template <class Tr>
+__device__ __forceinline__ void copy_narrow_tile(const LoadSide<Tr>& side, uint32_t stage,
                                                  const PendingTile& tile) {
+  side.announce(stage, tile.valid);
   if (side.args.narrow_copy == NarrowCopy::kTensor) {
     ptx::mbarrier_arrive_expect_tx(side.full() + stage, kTileTokens * Tr::kRowBytes);
     ptx::cp_async_bulk_tensor_4d(side.narrow_stage(stage), side.narrow_map(), 0,
@@ -86,11 +86,12 @@ __device__ __forceinline__ void copy_narrow_tile(const LoadSide<Tr, kIsV>& side,
 }
 
 // A tile that must be gathered from runs of piece_tokens rows (small pages, rows that are not contiguous).
-template <class Tr, bool kIsV>
-__device__ __forceinline__ void gather_narrow_tile(const LoadSide<Tr, kIsV>& side, uint32_t stage,
+template <class Tr>
+__device__ __forceinline__ void gather_narrow_tile(const LoadSide<Tr>& side, uint32_t stage,
                                                    int64_t page_entry, uint32_t token,
                                                    int32_t valid) {
   const uint32_t piece = side.args.narrow_piece_tokens;
+  side.announce(stage, valid);
   ptx::mbarrier_arrive_expect_tx(side.full() + stage, static_cast<uint32_t>(valid) * Tr::kRowBytes);
   constexpr int kBatch = 4;  // page ids in flight together
   for (uint32_t first = 0; first < static_cast<uint32_t>(valid); first += kBatch * piece) {
@@ -115,8 +116,8 @@ __device__ __forceinline__ void gather_narrow_tile(const LoadSide<Tr, kIsV>& sid
   }
 }
 
-template <class Tr, bool kIsV>
-__device__ void load_narrow_phase(const LoadSide<Tr, kIsV>& side, const Program& program,
+template <class Tr>
+__device__ void load_narrow_phase(const LoadSide<Tr>& side, const Program& program,
                                   const Phase& phase, uint32_t parities, uint32_t lane) {
   // This lane's stream: its items are contiguous and so are their segments.
   const bool has_stream = lane < Tr::kStreams && phase.stream_tiles[lane % Tr::kStreams] > 0;
@@ -162,7 +163,7 @@ __device__ void load_narrow_phase(const LoadSide<Tr, kIsV>& side, const Program&
           gather_narrow_tile(side, stage, walker.page_entry(), walker.token(), walker.valid());
           walker.advance();
         }
-        if (!kIsV && lane == 0) CAPILLARY_TRACE_FIRST(side.args, kFirstCopy);
+        if (side.is_v == 0 && lane == 0) CAPILLARY_TRACE_FIRST(side.args, kFirstCopy);
         --left;
         if (++turn == Tr::kStagesPerStream) {
           turn = 0;
@@ -174,78 +175,97 @@ __device__ void load_narrow_phase(const LoadSide<Tr, kIsV>& side, const Program&
   }
 }
 
-template <class Tr, bool kIsV>
-__device__ __forceinline__ void copy_wide_tile(const LoadSide<Tr, kIsV>& side, uint32_t stage,
-                                               uint32_t tile, const TileWalker& walker,
-                                               int32_t first_page_id) {
+// One wide step: eight lanes a tile, a box (piece x half) a lane and turn. Lanes that issue together share
+// one short loop in the machine code; lane after lane with code of their own took three times as long.
+template <class Tr>
+__device__ __forceinline__ void copy_wide_step(const LoadSide<Tr>& side, uint32_t stage, uint32_t lane,
+                                               const PendingTile& pending, int64_t entry) {
+  const uint32_t tile = lane >> 3, sub = lane & 7u;
   uint64_t* full = side.full() + stage + tile;
-  const auto valid = static_cast<uint32_t>(walker.valid());
-  if (valid == 0) {  // past the item's last tile: nothing to fetch, but the stage takes its turn
-    ptx::mbarrier_arrive_release_cta(full, 1);
-    return;
+  const auto valid = static_cast<uint32_t>(pending.valid);
+  const uint32_t piece = side.args.wide_piece.divisor;
+  const uint32_t pieces = side.args.wide_piece.divide(valid + piece - 1);  // 0: past the item's last tile
+  if (sub == 0) {
+    side.announce(stage + tile, pending.valid);
+    ptx::mbarrier_arrive_expect_tx(full, pieces * piece * 128 * Tr::kHalves);
   }
-  const uint32_t piece = side.args.wide_piece_tokens;
-  const uint32_t pieces = (valid + piece - 1) / piece;
-  ptx::mbarrier_arrive_expect_tx(full, pieces * piece * 128 * Tr::kHalves);
-  for (uint32_t i = 0; i < pieces; ++i) {
-    int64_t entry = walker.page_entry();
-    const uint32_t token = split_token(walker.token() + i * piece, side.args.page_size, &entry);
-    const int32_t page_id = i == 0 ? first_page_id : side.args.page_ids[entry];
-#pragma unroll
-    for (uint32_t half = 0; half < Tr::kHalves; ++half)
-      ptx::cp_async_bulk_tensor_4d(side.wide_rows(stage, tile, half) + i * piece * 128,
-                                   side.wide_map(), static_cast<int32_t>(half * 64),
-                                   static_cast<int32_t>(token), static_cast<int32_t>(side.kv_head),
-                                   page_id, full);
+  __syncwarp();
+  for (uint32_t box = sub; box < pieces * Tr::kHalves; box += 8) {
+    const uint32_t half = box % Tr::kHalves, i = box / Tr::kHalves;
+    uint32_t token = pending.token;
+    int32_t page_id = pending.page_id;
+    if (i > 0) {
+      int64_t piece_entry = entry;
+      token = split_token(token + i * piece, side.args.page_size, &piece_entry);
+      page_id = side.args.page_ids[piece_entry];
+    }
+    ptx::cp_async_bulk_tensor_4d(side.wide_rows(stage, tile, half) + i * piece * 128,
+                                 side.wide_map(), static_cast<int32_t>(half * 64),
+                                 static_cast<int32_t>(token), static_cast<int32_t>(side.kv_head),
+                                 page_id, full);
   }
 }
 
-template <class Tr, bool kIsV>
-__device__ void load_wide_phase(const LoadSide<Tr, kIsV>& side, const Program& program,
+// The lanes look 32 tiles (eight steps) ahead together, a page id each, and again before those are used up.
+template <class Tr>
+__device__ void load_wide_phase(const LoadSide<Tr>& side, const Program& program,
                                 const Phase& phase, uint32_t parities, uint32_t lane) {
+  constexpr uint32_t kBatchSteps = 32 / kWideTiles;
   uint32_t turn = 0, flipped = 0;  // shared by all items of the phase
   for (uint32_t i = 0; i < phase.num_items; ++i) {
     const WorkItem& item = program.items[phase.item_begin + i];
     const uint32_t steps = (item.num_tiles + kWideTiles - 1) / kWideTiles;
     TileWalker walker;
-    walker.start(program.segments + item.segment_begin, lane < kWideTiles ? item.num_segments : 0);
+    walker.start(program.segments + item.segment_begin, item.num_segments);
     walker.advance(static_cast<int32_t>(lane));
-    const auto ask = [&]() -> int32_t {
-      if (walker.done()) return 0;
-      int64_t entry = walker.page_entry();
-      split_token(walker.token(), side.args.page_size, &entry);
-      return side.args.page_ids[entry];
+    int64_t next_entry = 0;
+    const auto ask = [&]() -> PendingTile {
+      if (walker.done()) return {0, 0, 0};
+      next_entry = walker.page_entry();
+      const uint32_t token = split_token(walker.token(), side.args.page_size, &next_entry);
+      return {side.args.page_ids[next_entry], token, walker.valid()};
     };
-    int32_t page_id = ask();
-    for (uint32_t step = 0; step < steps; ++step) {
-      if (lane < kWideTiles) {
+    PendingTile next = ask();
+    for (uint32_t first = 0; first < steps; first += kBatchSteps) {
+      const PendingTile mine = next;
+      const int64_t entry = next_entry;
+      walker.advance(32);
+      next = ask();
+      const uint32_t end = min(first + kBatchSteps, steps);
+      for (uint32_t step = first; step < end; ++step) {
         const uint32_t stage = turn * kWideTiles;
-        const uint32_t parity = ((parities >> (stage + lane)) & 1u) ^ flipped;
-        wait_cta(side.storage.stage_empty, stage + lane, parity ^ 1u, Wait::kStageEmpty);
-        const TileWalker current = walker;
-        const int32_t current_page_id = page_id;
-        walker.advance(kWideTiles);
-        page_id = ask();  // for the next step, while this one's copies are issued
-        copy_wide_tile(side, stage, lane, current, current_page_id);
-        if (!kIsV && lane == 0) CAPILLARY_TRACE_FIRST(side.args, kFirstCopy);
-      }
-      __syncwarp();
-      if (++turn == Tr::kWideStages) {
-        turn = 0;
-        flipped ^= 1u;
+        const auto source = static_cast<int>((step - first) * kWideTiles + (lane >> 3));
+        const PendingTile pending{__shfl_sync(0xffffffffu, mine.page_id, source),
+                                  __shfl_sync(0xffffffffu, mine.token, source),
+                                  __shfl_sync(0xffffffffu, mine.valid, source)};
+        const int64_t pending_entry = __shfl_sync(0xffffffffu, entry, source);
+        if (lane < kWideTiles) {
+          const uint32_t parity = ((parities >> (stage + lane)) & 1u) ^ flipped;
+          wait_cta(side.storage.stage_empty, stage + lane, parity ^ 1u, Wait::kStageEmpty);
+        }
+        // A wide tile's rows lie across the memory of all four stages: after a narrow phase each of them
+        // may have been in another warp's hands, so nothing is copied before all four are free.
+        __syncwarp();
+        copy_wide_step(side, stage, lane, pending, pending_entry);
+        if (side.is_v == 0 && lane == 0) CAPILLARY_TRACE_FIRST(side.args, kFirstCopy);
+        __syncwarp();
+        if (++turn == Tr::kWideStages) {
+          turn = 0;
+          flipped ^= 1u;
+        }
       }
     }
   }
 }
 
-template <class Tr, bool kIsV>
-__device__ void run_load_role(const KernelArgs& args, Storage<Tr>& storage) {
+template <class Tr>
+__device__ void run_load_role(const KernelArgs& args, Storage<Tr>& storage, bool is_v) {
   const uint32_t lane = threadIdx.x & 31u;
   uint32_t parities = 0;
   ProgramReader<Tr> reader(storage);
   while (const Program* program = reader.wait()) {
-    const LoadSide<Tr, kIsV> side{args, storage, program->kv_head};
-    if (!kIsV && lane == 0) CAPILLARY_TRACE_FIRST(args, kProgram);
+    const LoadSide<Tr> side{args, storage, program->kv_head, is_v ? 1u : 0u};
+    if (side.is_v == 0 && lane == 0) CAPILLARY_TRACE_FIRST(args, kProgram);
     for (uint32_t i = 0; i < program->num_phases; ++i) {
       const Phase& phase = program->phases[i];
       if (phase.kind == PhaseKind::kWide)
@@ -254,7 +274,7 @@ __device__ void run_load_role(const KernelArgs& args, Storage<Tr>& storage) {
         load_narrow_phase(side, *program, phase, parities, lane);
       parities ^= parity_changes<Tr>(phase, lane);
     }
-    if (!kIsV && lane == 0) CAPILLARY_TRACE_LAST(args, kLoadsIssued);
+    if (side.is_v == 0 && lane == 0) CAPILLARY_TRACE_LAST(args, kLoadsIssued);
     reader.release();
   }
 }

@@ -14,103 +14,88 @@
 
 namespace capillary::tree_decode {
 
-// The plan's array slices come 16-byte aligned at neither end; copies are widened to whole 16-byte units (the
-// blob's arrays are padded to that) and the pointer moved in accordingly.
-class ProgramCopy {
- public:
-  __device__ __forceinline__ ProgramCopy(const unsigned char* g_plan, Program& program)
-      : g_plan_(g_plan), program_(program) {}
+// A slice of one of the plan's arrays. It begins and ends anywhere; copies are widened to whole 16-byte units
+// (the blob's arrays are padded to that) and the pointer moved in accordingly.
+template <class T>
+struct Slice {
+  uint32_t from, bytes;  // of the copy, from the start of the plan
+  uint32_t lead;         // bytes before the first element
 
-  template <class T>
-  __device__ __forceinline__ void add(uint32_t array_offset, uint32_t begin, uint32_t count) {
-    const uint32_t from = array_offset + begin * static_cast<uint32_t>(sizeof(T));
-    const uint32_t to = from + count * static_cast<uint32_t>(sizeof(T));
-    from_[num_] = from & ~15u;
-    bytes_[num_] = count == 0 ? 0 : ((to + 15u) & ~15u) - (from & ~15u);
-    total_ += bytes_[num_];
-    ++num_;
+  __device__ __forceinline__ Slice(uint32_t array_offset, uint32_t begin, uint32_t count) {
+    const uint32_t first = array_offset + begin * static_cast<uint32_t>(sizeof(T));
+    const uint32_t end = first + count * static_cast<uint32_t>(sizeof(T));
+    from = first & ~15u;
+    lead = first - from;
+    bytes = count == 0 ? 0 : ((end + 15u) & ~15u) - from;
   }
-  __device__ __forceinline__ bool fits() const { return total_ <= Program::kBytes; }
-  __device__ __forceinline__ uint32_t total() const { return total_; }
-  // Issues the copies; base(i) then stands for byte 0 of the plan in slice i's index space.
-  __device__ __forceinline__ void issue(uint64_t* s_full) {
-    uint32_t at = 0;
-#pragma unroll
-    for (int i = 0; i < kSlices; ++i) {
-      if (bytes_[i] != 0)
-        ptx::cp_async_bulk(program_.bytes + at, g_plan_ + from_[i], bytes_[i], s_full);
-      base_[i] = program_.bytes + at - from_[i];
-      at += bytes_[i];
-    }
+  // Fetches the slice to `*at` of the program and moves `*at` on; or, when nothing is to be fetched, points
+  // into the plan.
+  __device__ __forceinline__ const T* place(const KernelArgs& args, Program& program, bool fetch,
+                                            uint32_t* at, uint64_t* s_full) const {
+    if (!fetch) return reinterpret_cast<const T*>(args.plan + from + lead);
+    unsigned char* s_slice = program.bytes + *at;
+    if (bytes != 0) ptx::cp_async_bulk(s_slice, args.plan + from, bytes, s_full);
+    *at += bytes;
+    return reinterpret_cast<const T*>(s_slice + lead);
   }
-  __device__ __forceinline__ const unsigned char* base(int i) const {
-    return fits() ? base_[i] : g_plan_;
-  }
-
- private:
-  static constexpr int kSlices = 6;
-  const unsigned char* g_plan_;
-  Program& program_;
-  uint32_t from_[kSlices];
-  uint32_t bytes_[kSlices];
-  const unsigned char* base_[kSlices];
-  uint32_t total_ = 0;
-  int num_ = 0;
 };
+
+__device__ __forceinline__ void fetch_program(const KernelArgs& args, const Job& job,
+                                              const RankWork& work, uint32_t kv_head,
+                                              Program& program, uint64_t* s_full) {
+  const PlanHeader& header = PlanView(args.plan).header();
+  const Slice<Phase> phases(header.phases_offset, work.phase_begin, work.num_phases);
+  const Slice<WorkItem> items(header.items_offset, work.item_begin, work.num_items);
+  const Slice<Segment> segments(header.segments_offset, work.segment_begin, work.num_segments);
+  const Slice<Merge> merges(header.merges_offset, work.merge_begin, work.num_merges);
+  const Slice<Partial> partials(header.partials_offset, work.partial_begin, work.num_partials);
+  const Slice<int32_t> queries(header.query_order_offset, static_cast<uint32_t>(job.query_begin),
+                               static_cast<uint32_t>(job.num_queries));
+  const uint32_t total = phases.bytes + items.bytes + segments.bytes + merges.bytes +
+                         partials.bytes + queries.bytes;
+  const bool fetch = total <= Program::kBytes;
+  uint32_t at = 0;
+  program.phases = phases.place(args, program, fetch, &at, s_full);
+  // Items, segments and partials are addressed by their index in the whole plan.
+  program.items = items.place(args, program, fetch, &at, s_full) - work.item_begin;
+  program.segments = segments.place(args, program, fetch, &at, s_full) - work.segment_begin;
+  program.merges = merges.place(args, program, fetch, &at, s_full);
+  program.partials = partials.place(args, program, fetch, &at, s_full) - work.partial_begin;
+  program.query_order = queries.place(args, program, fetch, &at, s_full);
+  program.kv_head = kv_head;
+  program.num_phases = work.num_phases;
+  program.num_merges = work.num_merges;
+  program.needs_exchange = job.needs_exchange;
+  // The bytes are expected only now; a copy that has landed before this is merely early.
+  ptx::mbarrier_arrive_expect_tx(s_full, at);
+}
 
 template <class Tr>
 __device__ void walk_schedule(const KernelArgs& args, Storage<Tr>& storage) {
   const PlanView plan(args.plan);
   const uint32_t cluster_size = ptx::cluster_nctarank();
   const uint32_t rank = ptx::cluster_ctarank();
-  const RankStart start = plan.rank_starts()[ptx::clusterid_x() * cluster_size + rank];
-  const PlanHeader& header = plan.header();
-  const uint32_t offsets[6] = {header.phases_offset, header.items_offset,    header.segments_offset,
-                               header.merges_offset, header.partials_offset, header.query_order_offset};
-  uint32_t buffer = 0, parity = 0;
-  Job job = start.job;
-  RankWork work = start.work;
-  uint32_t kv_head = start.entry.kv_head;
-  for (uint32_t entry = start.schedule_begin;; ++entry) {
-    Program& program = storage.programs[buffer];
+  const RankStart& start = plan.rank_starts()[ptx::clusterid_x() * cluster_size + rank];
+  const uint32_t end = start.schedule_end;
+  uint32_t entry = start.schedule_begin;
+  for (uint32_t count = 0;; ++count) {
+    const uint32_t buffer = count & 1u;
     uint64_t* s_full = storage.program_full + buffer;
-    wait_cta(storage.program_empty, buffer, parity ^ 1u, Wait::kProgramEmpty);
-    if (entry == start.schedule_end) {
-      program.num_phases = Program::kEnd;
+    wait_cta(storage.program_empty, buffer, ((count >> 1) & 1u) ^ 1u, Wait::kProgramEmpty);
+    if (entry >= end) {
+      storage.programs[buffer].num_phases = Program::kEnd;
       ptx::mbarrier_arrive_release_cta(s_full, 1);
       return;
     }
-    if (entry != start.schedule_begin) {
+    if (count == 0) {
+      fetch_program(args, start.job, start.work, start.entry.kv_head, storage.programs[buffer], s_full);
+    } else {
       const ScheduleEntry scheduled = plan.schedule()[entry];
-      job = plan.jobs()[scheduled.job];
-      work = plan.rank_works()[scheduled.job * cluster_size + rank];
-      kv_head = scheduled.kv_head;
+      fetch_program(args, plan.jobs()[scheduled.job],
+                    plan.rank_works()[scheduled.job * cluster_size + rank], scheduled.kv_head,
+                    storage.programs[buffer], s_full);
     }
-    ProgramCopy copy(args.plan, program);
-    copy.add<Phase>(offsets[0], work.phase_begin, work.num_phases);
-    copy.add<WorkItem>(offsets[1], work.item_begin, work.num_items);
-    copy.add<Segment>(offsets[2], work.segment_begin, work.num_segments);
-    copy.add<Merge>(offsets[3], work.merge_begin, work.num_merges);
-    copy.add<Partial>(offsets[4], work.partial_begin, work.num_partials);
-    copy.add<int32_t>(offsets[5], static_cast<uint32_t>(job.query_begin),
-                      static_cast<uint32_t>(job.num_queries));
-    const bool fits = copy.fits();
-    // The bytes are expected with the arrive at the end; a copy that lands before that is only early.
-    if (fits) copy.issue(s_full);
-    program.phases = reinterpret_cast<const Phase*>(copy.base(0) + offsets[0]) + work.phase_begin;
-    program.items = reinterpret_cast<const WorkItem*>(copy.base(1) + offsets[1]);
-    program.segments = reinterpret_cast<const Segment*>(copy.base(2) + offsets[2]);
-    program.merges = reinterpret_cast<const Merge*>(copy.base(3) + offsets[3]) + work.merge_begin;
-    program.partials = reinterpret_cast<const Partial*>(copy.base(4) + offsets[4]);
-    program.query_order =
-        reinterpret_cast<const int32_t*>(copy.base(5) + offsets[5]) + job.query_begin;
-    program.kv_head = kv_head;
-    program.num_phases = work.num_phases;
-    program.num_merges = work.num_merges;
-    program.needs_exchange = job.needs_exchange;
-    ptx::mbarrier_arrive_expect_tx(s_full, fits ? copy.total() : 0);
-    buffer ^= 1u;
-    if (buffer == 0) parity ^= 1u;
+    ++entry;
   }
 }
 

@@ -18,9 +18,9 @@ struct JobRows {
     int64_t head;
   };
   __device__ __forceinline__ Place place(uint32_t row) const {
-    const uint32_t query = row / args.group_size;
-    return {query_order[query],
-            static_cast<int64_t>(kv_head * args.group_size + (row - query * args.group_size))};
+    const uint32_t query = args.group_size.divide(row);
+    return {query_order[query], static_cast<int64_t>(kv_head * args.group_size.divisor +
+                                                     args.group_size.remainder(row, query))};
   }
   template <class T>
   __device__ __forceinline__ const T* q(uint32_t row) const {

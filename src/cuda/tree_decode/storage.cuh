@@ -36,6 +36,7 @@ struct Storage {
   // Slots: un-normalised output of a row, its 8-float blocks permuted by slot_block(), and (max, sum) base 2.
   alignas(16) float slot_output[Tr::kSlots * Tr::kDim];
   alignas(8) float2 slot_state[Tr::kSlots];
+  uint32_t stage_tokens[Tr::kStages];  // valid tokens of the tile in a stage; K's load warp writes it before k_full
   Program programs[2];  // one runs while the next is fetched
   // Barriers last. k_full/v_full: the producer's expect_tx arrive and the bytes; stage_empty: 8 arrivals
   // (one by each consumer warp that shares the stage, weighted so that they always sum to 8).

@@ -31,9 +31,15 @@ struct Traits {
   static constexpr int kProducerThreads = 128;
   static constexpr int kThreads = kConsumerThreads + kProducerThreads;
   static constexpr int kConsumerWarps = kConsumerThreads / 32;
-  // 65536 registers: 256 * 224 + 128 * 56 = 64512.
-  static constexpr int kConsumerRegisters = 216;
-  static constexpr int kProducerRegisters = 72;
+  // 65536 registers: 256 * 208 + 128 * 88 = 64512. The checks' error path costs the consumers registers, and a
+  // checked build may spill in the load role.
+#ifdef CAPILLARY_CUDA_CHECKS
+  static constexpr int kConsumerRegisters = 208;
+  static constexpr int kProducerRegisters = 88;
+#else
+  static constexpr int kConsumerRegisters = 208;
+  static constexpr int kProducerRegisters = 88;
+#endif
 
   static_assert(kHeadDim % 8 == 0 && kHeadDim >= 64 && kHeadDim <= 256);
   static_assert(kStages <= 32, "stage parities are kept in one 32-bit mask, a lane a stage");

@@ -309,19 +309,14 @@ __device__ void compute_wide_phase(const KernelArgs& args, Storage<Tr>& storage,
   const uint32_t lane = threadIdx.x & 31u;
   uint32_t turn = 0, flipped = 0;
   for (uint32_t index = 0; index < phase.num_items; ++index) {
-    const WorkItem item = program.items[phase.item_begin + index];
+    const WorkItem& item = program.items[phase.item_begin + index];
     const WideRows<Tr> mine(item);
     const NamedBarrier own_barrier =
         mine.warpgroup == 0 ? NamedBarrier::kWarpgroup0 : NamedBarrier::kWarpgroup1;
     const uint32_t steps = (item.num_tiles + kWideTiles - 1) / kWideTiles;
     WideState<Tr> state;
     wide_begin(item, rows, mine, storage, state);
-    TileWalker walker;  // lane i walks tile i of every step, for its token count
-    walker.start(program.segments + item.segment_begin, item.num_segments);
-    walker.advance(static_cast<int32_t>(lane & 3u));
     for (uint32_t step = 0; step < steps; ++step) {
-      const auto own_valid = static_cast<uint32_t>(walker.valid());
-      walker.advance(kWideTiles);
       const uint32_t stage = turn * kWideTiles;
       const uint32_t use = flipped;
       if (++turn == Tr::kWideStages) {
@@ -329,16 +324,16 @@ __device__ void compute_wide_phase(const KernelArgs& args, Storage<Tr>& storage,
         flipped ^= 1u;
       }
       if (mine.alternate && (step & 1u) != mine.warpgroup) continue;
-      uint32_t valid = 0;
-#pragma unroll
-      for (int tile = 0; tile < kWideTiles; ++tile)
-        valid |= __shfl_sync(0xffffffffu, own_valid, tile) << (5 * tile);
-      const bool full = valid == (16u | 16u << 5 | 16u << 10 | 16u << 15);
       unsigned char* s_k = storage.ring + stage * Tr::kStageBytes;
       unsigned char* s_v = s_k + Tr::kWideKBytes;
 #pragma unroll
       for (uint32_t tile = 0; tile < kWideTiles; ++tile)
         wait_cta(storage.k_full, stage + tile, ((parities >> (stage + tile)) & 1u) ^ use, Wait::kKFull);
+      uint32_t valid = 0;
+#pragma unroll
+      for (uint32_t tile = 0; tile < kWideTiles; ++tile)
+        valid |= storage.stage_tokens[stage + tile] << (5 * tile);
+      const bool full = valid == (16u | 16u << 5 | 16u << 10 | 16u << 15);
       float scores[32];
       wide_scores<Tr>(s_k, state, scores);
       wide_softmax<Tr>(scores, valid, full, args.scale_log2, state);
