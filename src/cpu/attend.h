@@ -50,8 +50,8 @@ struct AttendKernel {
   // What pack_queries writes for up to max_rows rows, and what attend needs.
   int64_t (*packed_floats)(int max_rows, int head_dim);
   int64_t (*scratch_floats)(int max_rows, int head_dim, int head_dim_v);
-  // q [num_rows, head_dim] -> the order in which attend reads it.
-  void (*pack_queries)(int num_rows, int head_dim, const float* q, float* packed);
+  // q [num_rows, head_dim], of the cache's type, -> the order in which attend reads it.
+  void (*pack_queries)(int num_rows, int head_dim, CacheType type, const float* q, float* packed);
   // next: what the following call will take, fetched ahead; may be empty.
   void (*attend)(const AttendRows& rows, const TokenBlock& block, const TokenBlock& next);
 };
@@ -60,6 +60,7 @@ struct AttendKernel {
 const AttendKernel* attend_kernel_generic();
 const AttendKernel* attend_kernel_avx2();
 const AttendKernel* attend_kernel_avx512();
+const AttendKernel* attend_kernel_avx512_bf16();
 
 // The best one that runs here.
 const AttendKernel& best_attend_kernel();

@@ -10,8 +10,7 @@ namespace avx2 {
 namespace {
 
 constexpr int kLanes = 8;
-constexpr int kDotRows = 2;
-constexpr int kWideTokens = 4;
+constexpr int kScoreVecs = 8;
 constexpr int kOutRows = 4;
 constexpr int kOutVecs = 2;
 

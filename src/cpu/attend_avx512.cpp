@@ -10,8 +10,7 @@ namespace avx512 {
 namespace {
 
 constexpr int kLanes = 16;
-constexpr int kDotRows = 4;
-constexpr int kWideTokens = 8;
+constexpr int kScoreVecs = 16;
 constexpr int kOutRows = 4;
 constexpr int kOutVecs = 4;
 

@@ -7,8 +7,7 @@ namespace generic {
 namespace {
 
 constexpr int kLanes = 4;
-constexpr int kDotRows = 2;
-constexpr int kWideTokens = 4;
+constexpr int kScoreVecs = 8;
 constexpr int kOutRows = 4;
 constexpr int kOutVecs = 2;
 

@@ -25,8 +25,6 @@ typedef uint16_t HalfVec __attribute__((vector_size(kLanes * 2)));
 
 constexpr int kPanelVecs = 2;  // vectors of rows that a wide Q panel holds
 constexpr int kPanelRows = kPanelVecs * kLanes;
-constexpr int kMaxNarrow = kLanes > 8 ? kLanes / 2 : 4;
-constexpr float kMinusInfinity = -__builtin_inff();
 
 template <class T>
 CAPILLARY_INLINE T load(const void* from) {
@@ -92,125 +90,106 @@ CAPILLARY_INLINE void convert_row(const std::byte* from, int count, float* to) {
   __builtin_memcpy(to + i, &last, static_cast<size_t>(count - i) * 4);
 }
 
-CAPILLARY_INLINE void prefetch_row(const std::byte* row, int bytes) {
-  for (int i = 0; i < bytes; i += 64) __builtin_prefetch(row + i, 0, 3);
-}
-
 template <CacheType kType>
-void convert_block(const std::byte* const* tokens, int num_tokens, const std::byte* const* next,
-                   int num_next, int dim, float* to) {
+void convert_block(const std::byte* const* tokens, int num_tokens, int dim, float* to) {
   const int stride = static_cast<int>(padded_floats(dim));
-  const int bytes = dim * (kType == CacheType::kFloat32 ? 4 : 2);
-  for (int t = 0; t < num_tokens; ++t) {
-    if (t < num_next) prefetch_row(next[t], bytes);
-    convert_row<kType>(tokens[t], dim, to + t * stride);
-  }
+  for (int t = 0; t < num_tokens; ++t) convert_row<kType>(tokens[t], dim, to + t * stride);
 }
 
-// Sums of the lanes of four vectors, as four floats.
-CAPILLARY_INLINE void store_lane_sums(Vec a, Vec b, Vec c, Vec d, float* to) {
-  typedef float Vec4 __attribute__((vector_size(16)));
-  alignas(64) float lanes[4][kLanes];
-  Vec4 sums[4];
-  store(lanes[0], a);
-  store(lanes[1], b);
-  store(lanes[2], c);
-  store(lanes[3], d);
-  CAPILLARY_UNROLL
-  for (int i = 0; i < 4; ++i) {
-    Vec4 sum = load<Vec4>(lanes[i]);
-    for (int j = 4; j < kLanes; j += 4) sum += load<Vec4>(lanes[i] + j);
-    sums[i] = sum;
+// Fetches the next block's rows a few at a time, between pieces of arithmetic. All at once they would fill
+// the queue of outstanding misses, and everything behind them would wait.
+class Prefetcher {
+ public:
+  Prefetcher(const AttendRows& rows, const TokenBlock& next, int num_steps) : next_(next) {
+    const int width = rows.type == CacheType::kFloat32 ? 4 : 2;
+    k_bytes_ = rows.head_dim * width;
+    v_bytes_ = rows.head_dim_v * width;
+    rows_a_step_ = (2 * next.num_tokens + num_steps - 1) / num_steps;
   }
-  const Vec4 ab = __builtin_shufflevector(sums[0], sums[1], 0, 2, 4, 6) +
-                  __builtin_shufflevector(sums[0], sums[1], 1, 3, 5, 7);
-  const Vec4 cd = __builtin_shufflevector(sums[2], sums[3], 0, 2, 4, 6) +
-                  __builtin_shufflevector(sums[2], sums[3], 1, 3, 5, 7);
-  store(to,
-        __builtin_shufflevector(ab, cd, 0, 2, 4, 6) + __builtin_shufflevector(ab, cd, 1, 3, 5, 7));
-}
-
-// ---- Q K^T ----
-
-// scores [kRows][kBlockTokens] of kRows rows; four tokens at a time (past num_tokens: ignored later).
-template <int kRows>
-void narrow_scores(const float* q, const float* keys, int stride, int num_tokens, float* scores) {
-  for (int t = 0; t < num_tokens; t += 4) {
-    Vec acc[kRows][4] = {};
-    const float* key = keys + t * stride;
-    for (int i = 0; i < stride; i += kLanes) {
-      Vec k[4];
-      CAPILLARY_UNROLL
-      for (int j = 0; j < 4; ++j) k[j] = load<Vec>(key + j * stride + i);
-      CAPILLARY_UNROLL
-      for (int r = 0; r < kRows; ++r) {
-        const Vec q_vec = load<Vec>(q + r * stride + i);
-        CAPILLARY_UNROLL
-        for (int j = 0; j < 4; ++j) acc[r][j] += q_vec * k[j];
-      }
-    }
-    CAPILLARY_UNROLL
-    for (int r = 0; r < kRows; ++r) {
-      store_lane_sums(acc[r][0], acc[r][1], acc[r][2], acc[r][3], scores + r * kBlockTokens + t);
+  CAPILLARY_INLINE void step() {
+    for (int i = 0; i < rows_a_step_ && at_ < 2 * next_.num_tokens; ++i, ++at_) {
+      const int token = at_ >> 1;
+      const bool is_v = (at_ & 1) != 0;
+      const std::byte* row = is_v ? next_.v[token] : next_.k[token];
+      const int bytes = is_v ? v_bytes_ : k_bytes_;
+      for (int line = 0; line < bytes; line += 64) __builtin_prefetch(row + line, 0, 3);
     }
   }
-}
+
+ private:
+  const TokenBlock& next_;
+  int k_bytes_, v_bytes_;
+  int rows_a_step_;
+  int at_ = 0;
+};
+
+// ---- Q K^T: lanes run over rows, elements of K are broadcast ----
 
 // scores [kBlockTokens][row_stride] of the kVecs * kLanes rows of a panel.
 template <int kVecs>
-void wide_scores(const float* panel, const float* keys, int dim, int stride, int num_tokens,
-                 float* scores, int row_stride) {
-  for (int t = 0; t < num_tokens; t += kWideTokens) {
-    Vec acc[kWideTokens][kVecs] = {};
+void scores_fp32(const float* panel, const float* keys, int dim, int num_tokens, float* scores,
+                 int row_stride, Prefetcher& prefetcher) {
+  constexpr int kTokens = kScoreVecs / kVecs;
+  const int stride = static_cast<int>(padded_floats(dim));
+  for (int t = 0; t < num_tokens; t += kTokens) {
+    prefetcher.step();
+    Vec acc[kTokens][kVecs] = {};
     const float* key = keys + t * stride;
     for (int i = 0; i < dim; ++i) {
       Vec q[kVecs];
       CAPILLARY_UNROLL
       for (int v = 0; v < kVecs; ++v) q[v] = load<Vec>(panel + i * kPanelRows + v * kLanes);
       CAPILLARY_UNROLL
-      for (int j = 0; j < kWideTokens; ++j) {
+      for (int j = 0; j < kTokens; ++j) {
         const Vec k = broadcast(key[j * stride + i]);
         CAPILLARY_UNROLL
         for (int v = 0; v < kVecs; ++v) acc[j][v] += q[v] * k;
       }
     }
     CAPILLARY_UNROLL
-    for (int j = 0; j < kWideTokens; ++j) {
+    for (int j = 0; j < kTokens; ++j) {
       CAPILLARY_UNROLL
       for (int v = 0; v < kVecs; ++v) store(scores + (t + j) * row_stride + v * kLanes, acc[j][v]);
     }
   }
 }
 
+#if defined(__AVX512BF16__)
+// The same from bfloat16 pairs as they lie in the cache; products are exact and sums are fp32, as above.
+template <int kVecs>
+void scores_pairs(const float* panel, const std::byte* const* keys, int dim, int num_tokens,
+                  float* scores, int row_stride, Prefetcher& prefetcher) {
+  constexpr int kTokens = kScoreVecs / kVecs;
+  for (int t = 0; t < num_tokens; t += kTokens) {
+    prefetcher.step();
+    const std::byte* key[kTokens];
+    for (int j = 0; j < kTokens; ++j) key[j] = keys[t + j < num_tokens ? t + j : t];
+    Vec acc[kTokens][kVecs] = {};
+    for (int i = 0; i < dim / 2; ++i) {
+      IntVec q[kVecs];
+      CAPILLARY_UNROLL
+      for (int v = 0; v < kVecs; ++v) q[v] = load<IntVec>(panel + i * kPanelRows + v * kLanes);
+      CAPILLARY_UNROLL
+      for (int j = 0; j < kTokens; ++j) {
+        const IntVec k = load<int32_t>(key[j] + i * 4) - IntVec{};
+        CAPILLARY_UNROLL
+        for (int v = 0; v < kVecs; ++v) acc[j][v] = dot_pairs(acc[j][v], (__m512i)q[v], (__m512i)k);
+      }
+    }
+    CAPILLARY_UNROLL
+    for (int j = 0; j < kTokens; ++j) {
+      CAPILLARY_UNROLL
+      for (int v = 0; v < kVecs; ++v) store(scores + (t + j) * row_stride + v * kLanes, acc[j][v]);
+    }
+  }
+}
+#endif
+
 // ---- softmax: scores become weights, the state's max and sum move on, rescale is what its output needs ----
 
-void narrow_softmax(float* scores, int num_tokens, float scale, float* max, float* sum,
-                    float* rescale) {
-  for (int t = num_tokens; t < kBlockTokens; ++t) scores[t] = kMinusInfinity;
-  Vec top = broadcast(kMinusInfinity);
-  for (int t = 0; t < kBlockTokens; t += kLanes) {
-    const Vec scaled = load<Vec>(scores + t) * scale;
-    store(scores + t, scaled);
-    top = max_of(top, scaled);
-  }
-  float new_max = *max;
-  for (int i = 0; i < kLanes; ++i) new_max = top[i] > new_max ? top[i] : new_max;
-  Vec total = {};
-  for (int t = 0; t < kBlockTokens; t += kLanes) {
-    const Vec weight = exp2_of(load<Vec>(scores + t) - broadcast(new_max));
-    store(scores + t, weight);
-    total += weight;
-  }
-  *rescale = exp2_of(broadcast(*max - new_max))[0];
-  float block_sum = 0.0f;
-  for (int i = 0; i < kLanes; ++i) block_sum += total[i];
-  *sum = *sum * *rescale + block_sum;
-  *max = new_max;
-}
-
 // kLanes rows at once; scores of token t at t * row_stride.
-CAPILLARY_INLINE void wide_softmax(float* scores, int row_stride, int num_tokens, float scale,
-                                   float* max, float* sum, float* rescale) {
+CAPILLARY_INLINE void softmax(float* scores, int row_stride, int num_tokens, float scale,
+                              float* max, float* sum, float* rescale) {
   const Vec old_max = load<Vec>(max);
   Vec new_max = old_max;
   for (int t = 0; t < num_tokens; ++t) {
@@ -234,9 +213,8 @@ CAPILLARY_INLINE void wide_softmax(float* scores, int row_stride, int num_tokens
 
 // out [kRows][kVecs * kLanes] = out * rescale + weights * values.
 template <int kRows, int kVecs>
-void accumulate(const float* weights, int weight_row, int weight_token, const float* rescale,
-                const float* values, int value_stride, int num_tokens, float* out,
-                int64_t out_stride) {
+void accumulate(const float* weights, int row_stride, const float* rescale, const float* values,
+                int value_stride, int num_tokens, float* out, int64_t out_stride) {
   Vec acc[kRows][kVecs];
   CAPILLARY_UNROLL
   for (int r = 0; r < kRows; ++r) {
@@ -250,7 +228,7 @@ void accumulate(const float* weights, int weight_row, int weight_token, const fl
     for (int v = 0; v < kVecs; ++v) value[v] = load<Vec>(values + t * value_stride + v * kLanes);
     CAPILLARY_UNROLL
     for (int r = 0; r < kRows; ++r) {
-      const Vec weight = broadcast(weights[r * weight_row + t * weight_token]);
+      const Vec weight = broadcast(weights[t * row_stride + r]);
       CAPILLARY_UNROLL
       for (int v = 0; v < kVecs; ++v) acc[r][v] += value[v] * weight;
     }
@@ -262,33 +240,36 @@ void accumulate(const float* weights, int weight_row, int weight_token, const fl
   }
 }
 
-template <int kRows>
-void accumulate_rows(const float* weights, int weight_row, int weight_token, const float* rescale,
-                     const float* values, int num_vecs, int num_tokens, float* out) {
-  const int stride = static_cast<int>(padded_floats(num_vecs * kLanes));
-  int v = 0;
-  for (; v + kOutVecs <= num_vecs; v += kOutVecs) {
-    accumulate<kRows, kOutVecs>(weights, weight_row, weight_token, rescale, values + v * kLanes,
-                                stride, num_tokens, out + v * kLanes, stride);
+// All rows of kVecs columns of vectors: these columns of V stay in the first-level cache meanwhile.
+template <int kVecs>
+void accumulate_columns(const AttendRows& rows, const float* weights, int row_stride,
+                        const float* rescale, const float* values, int num_tokens, int column,
+                        Prefetcher& prefetcher) {
+  const int stride = static_cast<int>(padded_floats(rows.head_dim_v));
+  float* out = rows.out + column;
+  int r = 0;
+  for (; r + kOutRows <= rows.num_rows; r += kOutRows) {
+    prefetcher.step();
+    accumulate<kOutRows, kVecs>(weights + r, row_stride, rescale + r, values + column, stride,
+                                num_tokens, out + r * stride, stride);
   }
-  for (; v < num_vecs; ++v) {
-    accumulate<kRows, 1>(weights, weight_row, weight_token, rescale, values + v * kLanes, stride,
-                         num_tokens, out + v * kLanes, stride);
+  for (; r < rows.num_rows; ++r) {
+    accumulate<1, kVecs>(weights + r, row_stride, rescale + r, values + column, stride, num_tokens,
+                         out + r * stride, stride);
   }
 }
 
-void accumulate_all(const AttendRows& rows, const float* weights, int weight_row, int weight_token,
-                    const float* rescale, const float* values, int num_tokens) {
-  const int num_vecs = (rows.head_dim_v + kLanes - 1) / kLanes;
-  const int64_t stride = padded_floats(rows.head_dim_v);
-  int r = 0;
-  for (; r + kOutRows <= rows.num_rows; r += kOutRows) {
-    accumulate_rows<kOutRows>(weights + r * weight_row, weight_row, weight_token, rescale + r,
-                              values, num_vecs, num_tokens, rows.out + r * stride);
+void accumulate_all(const AttendRows& rows, const float* weights, int row_stride,
+                    const float* rescale, const float* values, int num_tokens,
+                    Prefetcher& prefetcher) {
+  int column = 0;
+  for (; column + kOutVecs * kLanes <= rows.head_dim_v; column += kOutVecs * kLanes) {
+    accumulate_columns<kOutVecs>(rows, weights, row_stride, rescale, values, num_tokens, column,
+                                 prefetcher);
   }
-  for (; r < rows.num_rows; ++r) {
-    accumulate_rows<1>(weights + r * weight_row, weight_row, weight_token, rescale + r, values,
-                       num_vecs, num_tokens, rows.out + r * stride);
+  for (; column < rows.head_dim_v; column += kLanes) {
+    accumulate_columns<1>(rows, weights, row_stride, rescale, values, num_tokens, column,
+                          prefetcher);
   }
 }
 
@@ -308,83 +289,88 @@ int64_t scratch_floats(int max_rows, int head_dim, int head_dim_v) {
          (kBlockTokens + 3) * static_cast<int64_t>(padded_rows(max_rows));
 }
 
-void pack_queries(int num_rows, int head_dim, const float* q, float* packed) {
-  const int64_t stride = padded_floats(head_dim);
-  if (num_rows <= kMaxNarrow) {
-    for (int r = 0; r < num_rows; ++r) {
-      for (int i = 0; i < stride; ++i)
-        packed[r * stride + i] = i < head_dim ? q[static_cast<int64_t>(r) * head_dim + i] : 0.0f;
-    }
-    return;
-  }
+// Whether Q is packed as pairs of bfloat16 (exact: q has the cache's dtype) and K is read where it lies.
+CAPILLARY_INLINE bool uses_pairs(CacheType type, int head_dim) {
+#if defined(__AVX512BF16__)
+  return type == CacheType::kBFloat16 && head_dim % 2 == 0;
+#else
+  return static_cast<void>(type), static_cast<void>(head_dim), false;
+#endif
+}
+
+CAPILLARY_INLINE uint32_t bits_of(float value) {
+  return load<uint32_t>(&value);
+}
+
+void pack_queries(int num_rows, int head_dim, CacheType type, const float* q, float* packed) {
+  const bool pairs = uses_pairs(type, head_dim);
+  const int depth = pairs ? head_dim / 2 : head_dim;
   for (int first = 0; first < num_rows; first += kPanelRows) {
-    float* panel = packed + static_cast<int64_t>(first) * head_dim;
+    float* panel = packed + static_cast<int64_t>(first) * depth;
     for (int r = 0; r < kPanelRows; ++r) {
       const float* row = q + static_cast<int64_t>(first + r) * head_dim;
-      for (int i = 0; i < head_dim; ++i)
-        panel[i * kPanelRows + r] = first + r < num_rows ? row[i] : 0.0f;
+      for (int i = 0; i < depth; ++i) {
+        float* to = panel + i * kPanelRows + r;
+        if (first + r >= num_rows)
+          *to = 0.0f;
+        else if (pairs)
+          store(to, bits_of(row[2 * i]) >> 16 | (bits_of(row[2 * i + 1]) & 0xffff0000u));
+        else
+          *to = row[i];
+      }
     }
   }
 }
 
-void attend_narrow(const AttendRows& rows, int num_tokens, const float* keys, const float* values,
-                   float* scores) {
-  const int stride = static_cast<int>(padded_floats(rows.head_dim));
-  float rescale[kMaxNarrow];
-  int r = 0;
-  for (; r + kDotRows <= rows.num_rows; r += kDotRows) {
-    narrow_scores<kDotRows>(rows.packed_q + r * stride, keys, stride, num_tokens,
-                            scores + r * kBlockTokens);
+template <int kVecs>
+CAPILLARY_INLINE void panel_scores(const AttendRows& rows, const TokenBlock& block,
+                                   const float* panel, const float* keys, float* scores,
+                                   int row_stride, Prefetcher& prefetcher) {
+#if defined(__AVX512BF16__)
+  if (uses_pairs(rows.type, rows.head_dim)) {
+    return scores_pairs<kVecs>(panel, block.k, rows.head_dim, block.num_tokens, scores, row_stride,
+                               prefetcher);
   }
-  for (; r < rows.num_rows; ++r)
-    narrow_scores<1>(rows.packed_q + r * stride, keys, stride, num_tokens,
-                     scores + r * kBlockTokens);
-  for (r = 0; r < rows.num_rows; ++r) {
-    narrow_softmax(scores + r * kBlockTokens, num_tokens, rows.score_scale, rows.max + r,
-                   rows.sum + r, rescale + r);
-  }
-  accumulate_all(rows, scores, kBlockTokens, 1, rescale, values, num_tokens);
-}
-
-void attend_wide(const AttendRows& rows, int num_tokens, const float* keys, const float* values,
-                 float* scores) {
-  const int stride = static_cast<int>(padded_floats(rows.head_dim));
-  const int row_stride = padded_rows(rows.num_rows);
-  float* max = scores + kBlockTokens * row_stride;
-  float* sum = max + row_stride;
-  float* rescale = sum + row_stride;
-  for (int first = 0; first < rows.num_rows; first += kPanelRows) {
-    const float* panel = rows.packed_q + static_cast<int64_t>(first) * rows.head_dim;
-    if (rows.num_rows - first > kLanes) {
-      wide_scores<kPanelVecs>(panel, keys, rows.head_dim, stride, num_tokens, scores + first,
-                              row_stride);
-    } else {
-      wide_scores<1>(panel, keys, rows.head_dim, stride, num_tokens, scores + first, row_stride);
-    }
-  }
-  const auto state_bytes = static_cast<size_t>(rows.num_rows) * 4;
-  __builtin_memcpy(max, rows.max, state_bytes);
-  __builtin_memcpy(sum, rows.sum, state_bytes);
-  for (int first = 0; first < rows.num_rows; first += kLanes) {
-    wide_softmax(scores + first, row_stride, num_tokens, rows.score_scale, max + first, sum + first,
-                 rescale + first);
-  }
-  __builtin_memcpy(rows.max, max, state_bytes);
-  __builtin_memcpy(rows.sum, sum, state_bytes);
-  accumulate_all(rows, scores, 1, row_stride, rescale, values, num_tokens);
+#endif
+  scores_fp32<kVecs>(panel, keys, rows.head_dim, block.num_tokens, scores, row_stride, prefetcher);
 }
 
 template <CacheType kType>
 void attend_typed(const AttendRows& rows, const TokenBlock& block, const TokenBlock& next) {
+  const int num_rows = rows.num_rows;
+  const int row_stride = padded_rows(num_rows);
+  const int num_tokens = block.num_tokens;
   float* keys = rows.scratch;
   float* values = keys + kBlockTokens * padded_floats(rows.head_dim);
   float* scores = values + kBlockTokens * padded_floats(rows.head_dim_v);
-  convert_block<kType>(block.k, block.num_tokens, next.k, next.num_tokens, rows.head_dim, keys);
-  convert_block<kType>(block.v, block.num_tokens, next.v, next.num_tokens, rows.head_dim_v, values);
-  if (rows.num_rows <= kMaxNarrow)
-    attend_narrow(rows, block.num_tokens, keys, values, scores);
-  else
-    attend_wide(rows, block.num_tokens, keys, values, scores);
+  float* max = scores + kBlockTokens * row_stride;
+  float* sum = max + row_stride;
+  float* rescale = sum + row_stride;
+  const bool pairs = uses_pairs(kType, rows.head_dim);
+  if (!pairs) convert_block<kType>(block.k, num_tokens, rows.head_dim, keys);
+  convert_block<kType>(block.v, num_tokens, rows.head_dim_v, values);
+
+  const int score_steps = (num_rows + kLanes - 1) / kLanes * kBlockTokens / kScoreVecs;
+  const int out_steps = num_rows / kOutRows * (rows.head_dim_v / (kOutVecs * kLanes));
+  Prefetcher prefetcher(rows, next, score_steps + out_steps);
+  for (int first = 0; first < num_rows; first += kPanelRows) {
+    const float* panel =
+        rows.packed_q + static_cast<int64_t>(first) * (pairs ? rows.head_dim / 2 : rows.head_dim);
+    if (num_rows - first > kLanes)
+      panel_scores<2>(rows, block, panel, keys, scores + first, row_stride, prefetcher);
+    else
+      panel_scores<1>(rows, block, panel, keys, scores + first, row_stride, prefetcher);
+  }
+  const auto state_bytes = static_cast<size_t>(num_rows) * 4;
+  __builtin_memcpy(max, rows.max, state_bytes);
+  __builtin_memcpy(sum, rows.sum, state_bytes);
+  for (int first = 0; first < num_rows; first += kLanes) {
+    softmax(scores + first, row_stride, num_tokens, rows.score_scale, max + first, sum + first,
+            rescale + first);
+  }
+  __builtin_memcpy(rows.max, max, state_bytes);
+  __builtin_memcpy(rows.sum, sum, state_bytes);
+  accumulate_all(rows, scores, row_stride, rescale, values, num_tokens, prefetcher);
 }
 
 void attend(const AttendRows& rows, const TokenBlock& block, const TokenBlock& next) {

@@ -56,6 +56,13 @@ struct JobRun {
   std::unique_ptr<PartialBank> slots;
 };
 
+// Tokens of one item; item is null past a rank's last.
+struct ItemBlock {
+  const WorkItem* item = nullptr;
+  bool ends_item = true;
+  cpu::TokenBlock tokens;
+};
+
 // What one thread needs for the item in hand.
 struct Worker {
   Worker(const PlanHeader& header, int64_t out_stride, const cpu::AttendKernel& kernel)
@@ -67,33 +74,35 @@ struct Worker {
   std::vector<float> q;
   cpu::AlignedFloats packed_q, scratch;
   PartialBank rows;
-  cpu::TokenBlock blocks[2];
+  ItemBlock blocks[2];  // blocks[turn] is in hand, the other comes after it
+  int turn = 0;
 };
 
-// Walks an item's segments and says where the next tokens lie. Page ids are looked at only for tokens that
-// the segments name.
+// The tokens of a rank's items, block by block and in the order of its work, so that the block after the one
+// in hand is known across items. Page ids are looked at only for tokens that the segments name.
 class TokenCursor {
  public:
-  TokenCursor(const PlanView& plan, const WorkItem& item, const DecodeTensors& tensors,
+  TokenCursor(const PlanView& plan, const RankWork& work, const DecodeTensors& tensors,
               uint32_t kv_head)
-      : segment_(plan.segments() + item.segment_begin),
-        segments_end_(segment_ + item.num_segments),
-        page_size_(plan.header().page_size),
-        tensors_(tensors),
-        page_ids_(static_cast<const int32_t*>(tensors.page_ids.data)),
-        kv_head_(kv_head) {
-    enter_segment();
+      : plan_(plan), work_(work), tensors_(tensors), kv_head_(kv_head) {
+    page_ids_ = static_cast<const int32_t*>(tensors.page_ids.data);
+    enter_item();
   }
 
-  void fill(cpu::TokenBlock& block) {
+  // An item has at least one block, empty where it has no tokens.
+  void fill(ItemBlock& item_block) {
+    cpu::TokenBlock& block = item_block.tokens;
     block.num_tokens = 0;
+    item_block.item = item_;
+    if (item_ == nullptr) return;
     while (segment_ != segments_end_ && block.num_tokens < cpu::kBlockTokens) {
+      const int32_t page_size = plan_.header().page_size;
       const int32_t count =
-          std::min({page_size_ - slot_, left_, cpu::kBlockTokens - block.num_tokens});
+          std::min({page_size - slot_, left_, cpu::kBlockTokens - block.num_tokens});
       append(block, count);
       left_ -= count;
       slot_ += count;
-      if (slot_ == page_size_) {
+      if (slot_ == page_size) {
         slot_ = 0;
         ++entry_;
       }
@@ -102,9 +111,27 @@ class TokenCursor {
         enter_segment();
       }
     }
+    item_block.ends_item = segment_ == segments_end_;
+    if (item_block.ends_item) {
+      ++item_in_phase_;
+      enter_item();
+    }
   }
 
  private:
+  void enter_item() {
+    item_ = nullptr;
+    for (; phase_ < work_.num_phases; ++phase_, item_in_phase_ = 0) {
+      const Phase& phase = plan_.phases()[work_.phase_begin + phase_];
+      if (item_in_phase_ == phase.num_items) continue;
+      item_ = plan_.items() + phase.item_begin + item_in_phase_;
+      segment_ = plan_.segments() + item_->segment_begin;
+      segments_end_ = segment_ + item_->num_segments;
+      enter_segment();
+      return;
+    }
+  }
+
   void enter_segment() {
     if (segment_ == segments_end_) return;
     entry_ = segment_->page_offset;
@@ -134,12 +161,16 @@ class TokenCursor {
     }
   }
 
-  const Segment* segment_;
-  const Segment* segments_end_;
-  int32_t page_size_;
+  const PlanView& plan_;
+  const RankWork& work_;
   const DecodeTensors& tensors_;
   const int32_t* page_ids_;
   uint32_t kv_head_;
+  uint32_t phase_ = 0;
+  uint32_t item_in_phase_ = 0;
+  const WorkItem* item_ = nullptr;
+  const Segment* segment_ = nullptr;
+  const Segment* segments_end_ = nullptr;
   int64_t entry_ = 0;
   int32_t slot_ = 0;
   int32_t left_ = 0;
@@ -178,7 +209,7 @@ class Interpreter {
  private:
   void run_rank(uint32_t scheduled, uint32_t rank, Worker& worker);
   void run_item(const Job& job, const WorkItem& item, uint32_t kv_head, PartialBank& slots,
-                int64_t first_slot, Worker& worker);
+                int64_t first_slot, TokenCursor& cursor, Worker& worker);
   void load_queries(const Job& job, const WorkItem& item, uint32_t kv_head, Worker& worker) const;
   void run_merges(uint32_t scheduled, PartialBank& slots, PartialBank& scratch);
   void finish_split(const Split& split, uint32_t kv_head, PartialBank& scratch);
@@ -273,15 +304,13 @@ void Interpreter::run_rank(uint32_t scheduled, uint32_t rank, Worker& worker) {
   const RankWork& work =
       plan_.rank_works()[entry.job * static_cast<uint32_t>(header_.cluster_size) + rank];
   const int64_t first_slot = static_cast<int64_t>(rank) * header_.max_slots;
-  for (uint32_t p = 0; p < work.num_phases; ++p) {
-    // Streams of a narrow phase lie one after the other, and no item reads a slot that the same phase
-    // writes, so a plain walk is what the CTA's warps do side by side.
-    const Phase& phase = plan_.phases()[work.phase_begin + p];
-    for (uint32_t i = 0; i < phase.num_items; ++i) {
-      run_item(job, plan_.items()[phase.item_begin + i], entry.kv_head, *run.slots, first_slot,
-               worker);
-    }
-  }
+  // Items lie phase by phase, the streams of a narrow phase one after the other, and no item reads a slot
+  // that its own phase writes; so a plain walk does what the CTA's warps do side by side.
+  TokenCursor cursor(plan_, work, tensors_, entry.kv_head);
+  worker.turn = 0;
+  cursor.fill(worker.blocks[0]);
+  while (const WorkItem* item = worker.blocks[worker.turn].item)
+    run_item(job, *item, entry.kv_head, *run.slots, first_slot, cursor, worker);
   if (run.ranks_left.fetch_sub(1, std::memory_order_acq_rel) == 1) {
     run_merges(scheduled, *run.slots, worker.rows);
     give_slots_back(std::move(run.slots));
@@ -289,7 +318,8 @@ void Interpreter::run_rank(uint32_t scheduled, uint32_t rank, Worker& worker) {
 }
 
 void Interpreter::run_item(const Job& job, const WorkItem& item, uint32_t kv_head,
-                           PartialBank& slots, int64_t first_slot, Worker& worker) {
+                           PartialBank& slots, int64_t first_slot, TokenCursor& cursor,
+                           Worker& worker) {
   // Items that leave a partial work in its slots; finished rows work in the thread's own.
   const bool to_slot = item.destination == Destination::kSlot;
   PartialBank& bank = to_slot ? slots : worker.rows;
@@ -317,12 +347,14 @@ void Interpreter::run_item(const Job& job, const WorkItem& item, uint32_t kv_hea
                              .sum = bank.sum.data() + first_row,
                              .out = bank.out_row(first_row),
                              .scratch = worker.scratch.data()};
-  // One block in hand, one ahead: its tokens are fetched while this one is worked on.
-  TokenCursor cursor(plan_, item, tensors_, kv_head);
-  cursor.fill(worker.blocks[0]);
-  for (int turn = 0; worker.blocks[turn].num_tokens > 0; turn ^= 1) {
-    cursor.fill(worker.blocks[turn ^ 1]);
-    kernel_.attend(rows, worker.blocks[turn], worker.blocks[turn ^ 1]);
+  bool ends_item = false;
+  while (!ends_item) {
+    const ItemBlock& block = worker.blocks[worker.turn];
+    ItemBlock& next = worker.blocks[worker.turn ^ 1];
+    cursor.fill(next);
+    if (block.tokens.num_tokens > 0) kernel_.attend(rows, block.tokens, next.tokens);
+    ends_item = block.ends_item;
+    worker.turn ^= 1;
   }
   if (to_slot) return;
   for (int32_t i = 0; i < item.num_rows; ++i) {
@@ -340,7 +372,8 @@ void Interpreter::load_queries(const Job& job, const WorkItem& item, uint32_t kv
     cpu::load_floats(element(q, target / header_.num_q_heads, target % header_.num_q_heads),
                      q.dtype, header_.head_dim, row);
   }
-  kernel_.pack_queries(item.num_rows, header_.head_dim, worker.q.data(), worker.packed_q.data());
+  kernel_.pack_queries(item.num_rows, header_.head_dim, cache_type(q.dtype), worker.q.data(),
+                       worker.packed_q.data());
 }
 
 void Interpreter::merge_row(PartialBank& into, int64_t into_row, PartialBank& from,
@@ -352,8 +385,13 @@ void Interpreter::merge_row(PartialBank& into, int64_t into_row, PartialBank& fr
   into.sum[a] = weighted(into.sum[a], scales.scale_a) + weighted(from.sum[b], scales.scale_b);
   float* out_a = into.out_row(into_row);
   const float* out_b = from.out_row(from_row);
-  for (int64_t d = 0; d < head_dim_v; ++d) {
-    out_a[d] = weighted(out_a[d], scales.scale_a) + weighted(out_b[d], scales.scale_b);
+  if (scales.scale_b == 0.0f) {
+    for (int64_t d = 0; d < head_dim_v; ++d) out_a[d] = weighted(out_a[d], scales.scale_a);
+  } else if (scales.scale_a == 0.0f) {
+    for (int64_t d = 0; d < head_dim_v; ++d) out_a[d] = out_b[d] * scales.scale_b;
+  } else {
+    for (int64_t d = 0; d < head_dim_v; ++d)
+      out_a[d] = out_a[d] * scales.scale_a + out_b[d] * scales.scale_b;
   }
 }
 
