@@ -120,6 +120,7 @@ void add_fixtures(std::vector<CheckCase>& table) {
     add(fmt::format("f12-rows-{}", rows).c_str(),
         star_tree(96, std::vector<int32_t>(static_cast<size_t>(rows), 5)),
         [](CheckCase& c) { c.shape = heads(1, 1, 128); });
+    if (rows % 4 == 3) continue;  // rounds up to the same requests as the next
     add(fmt::format("f12-rows-4x{}", (rows + 3) / 4).c_str(),
         star_tree(80, std::vector<int32_t>(static_cast<size_t>((rows + 3) / 4), 20)),
         [](CheckCase& c) { c.shape = heads(4, 1, 128); });
