@@ -181,15 +181,19 @@ template <class Tr>
 __device__ __forceinline__ void copy_wide_step(const LoadSide<Tr>& side, uint32_t stage, uint32_t lane,
                                                const PendingTile& pending, int64_t entry) {
   const uint32_t tile = lane >> 3, sub = lane & 7u;
-  uint64_t* full = side.full() + stage + tile;
+  uint64_t* full = side.full() + stage;  // of all four tiles: the consumers wait once a step
   const auto valid = static_cast<uint32_t>(pending.valid);
   const uint32_t piece = side.args.wide_piece.divisor;
   const uint32_t pieces = side.args.wide_piece.divide(valid + piece - 1);  // 0: past the item's last tile
-  if (sub == 0) {
-    side.announce(stage + tile, pending.valid);
-    ptx::mbarrier_arrive_expect_tx(full, pieces * piece * 128 * Tr::kHalves);
-  }
+  if (sub == 0) side.announce(stage + tile, pending.valid);
+  uint32_t rows = sub == 0 ? pieces * piece : 0;
+  rows += __shfl_xor_sync(0xffffffffu, rows, 8);
+  rows += __shfl_xor_sync(0xffffffffu, rows, 16);
+  // The lanes' announcements come before the arrive that publishes them; the other three stages' barriers
+  // only take their turn, so that parities stay in step.
   __syncwarp();
+  if (lane == 0) ptx::mbarrier_arrive_expect_tx(full, rows * 128 * Tr::kHalves);
+  if (sub == 0 && tile > 0) ptx::mbarrier_arrive_release_cta(full + tile, 1);
   for (uint32_t box = sub; box < pieces * Tr::kHalves; box += 8) {
     const uint32_t half = box % Tr::kHalves, i = box / Tr::kHalves;
     uint32_t token = pending.token;

@@ -34,8 +34,8 @@ struct Traits {
   // 65536 registers: 256 * 208 + 128 * 88 = 64512. The checks' error path costs the consumers registers, and a
   // checked build may spill in the load role.
 #ifdef CAPILLARY_CUDA_CHECKS
-  static constexpr int kConsumerRegisters = 208;
-  static constexpr int kProducerRegisters = 88;
+  static constexpr int kConsumerRegisters = 232;
+  static constexpr int kProducerRegisters = 40;
 #else
   static constexpr int kConsumerRegisters = 208;
   static constexpr int kProducerRegisters = 88;

@@ -4,6 +4,8 @@
 // More than 64 rows: the two warpgroups take 64 rows each of every step. 64 or fewer: they take alternate steps
 // of the same rows and warpgroup 0 folds warpgroup 1's partial in at the end, through the item's own slots.
 // S = Q K^T: Q in registers, K by descriptor, 64 x 64. O += P V: P is S's accumulator repacked, V by descriptor.
+// The scores of a step are multiplied out while the output of the step before is still in the tensor cores, and
+// the softmax runs beside that; the two warpgroups drift apart and fill each other's gaps.
 #pragma once
 
 #include "cuda/sync.cuh"
@@ -89,12 +91,16 @@ __device__ __forceinline__ void wide_begin(const WorkItem& item, const JobRows& 
   }
 }
 
-// Masks, running maximum, probabilities; rescales the output. `valid` bit field: 5 bits a tile.
+// Four tiles of 16 valid tokens.
+inline constexpr uint32_t kFullStep = 16u | 16u << 5 | 16u << 10 | 16u << 15;
+
+// Masks, running maximum, probabilities. The output must be multiplied by `correction` before the next product
+// is added. `valid`: 5 bits a tile.
 template <class Tr>
-__device__ __forceinline__ void wide_softmax(float (&scores)[32], uint32_t valid, bool full,
-                                             float scale_log2, WideState<Tr>& state) {
+__device__ __forceinline__ void wide_softmax(float (&scores)[32], uint32_t valid, float scale_log2,
+                                             WideState<Tr>& state, float (&correction)[2]) {
   const int t = static_cast<int>(threadIdx.x & 3u);
-  if (!full) {
+  if (valid != kFullStep) {
 #pragma unroll
     for (int j = 0; j < 8; ++j)
 #pragma unroll
@@ -104,7 +110,6 @@ __device__ __forceinline__ void wide_softmax(float (&scores)[32], uint32_t valid
         if (token >= tile_valid) scores[4 * j + c] = -INFINITY;
       }
   }
-  float correction[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     float top = -INFINITY;
@@ -128,6 +133,10 @@ __device__ __forceinline__ void wide_softmax(float (&scores)[32], uint32_t valid
       }
     state.sum[r] = state.sum[r] * correction[r] + sum;
   }
+}
+
+template <class Tr>
+__device__ __forceinline__ void wide_rescale(const float (&correction)[2], WideState<Tr>& state) {
 #pragma unroll
   for (int h = 0; h < Tr::kHalves; ++h)
 #pragma unroll
@@ -160,9 +169,10 @@ __device__ __forceinline__ void wide_clear_v(unsigned char* s_v, uint32_t valid,
   named_sync(barrier, 128);
 }
 
+// Asks for the scores of a step; they are there after the wait for this group.
 template <class Tr>
-__device__ __forceinline__ void wide_scores(const unsigned char* s_k, const WideState<Tr>& state,
-                                            float (&scores)[32]) {
+__device__ __forceinline__ void wide_issue_scores(const unsigned char* s_k, const WideState<Tr>& state,
+                                                  float (&scores)[32]) {
   ptx::wgmma_fence();
 #pragma unroll
   for (int s = 0; s < Tr::kDim / 16; ++s)
@@ -170,26 +180,20 @@ __device__ __forceinline__ void wide_scores(const unsigned char* s_k, const Wide
         scores, state.q[s][0], state.q[s][1], state.q[s][2], state.q[s][3],
         swizzled_descriptor(s_k + (s / 4) * Tr::kWideHalfBytes + (s % 4) * 32), s > 0);
   ptx::wgmma_commit();
-  ptx::wgmma_wait<0>();
-#pragma unroll
-  for (float& score : scores) ptx::wgmma_pin(score);
 }
 
 template <class Tr>
-__device__ __forceinline__ void wide_output(const unsigned char* s_v, const float (&scores)[32],
-                                            WideState<Tr>& state) {
-  uint32_t p[4][4];
+__device__ __forceinline__ void wide_pack(const float (&scores)[32], uint32_t (&p)[4][4]) {
 #pragma unroll
-  for (int ks = 0; ks < 4; ++ks) {
-    p[ks][0] = pack2<typename Tr::T>(scores[8 * ks + 0], scores[8 * ks + 1]);
-    p[ks][1] = pack2<typename Tr::T>(scores[8 * ks + 2], scores[8 * ks + 3]);
-    p[ks][2] = pack2<typename Tr::T>(scores[8 * ks + 4], scores[8 * ks + 5]);
-    p[ks][3] = pack2<typename Tr::T>(scores[8 * ks + 6], scores[8 * ks + 7]);
-  }
+  for (int ks = 0; ks < 4; ++ks)
 #pragma unroll
-  for (int h = 0; h < Tr::kHalves; ++h)
-#pragma unroll
-    for (float& value : state.o[h]) ptx::wgmma_pin(value);
+    for (int i = 0; i < 4; ++i)
+      p[ks][i] = pack2<typename Tr::T>(scores[8 * ks + 2 * i], scores[8 * ks + 2 * i + 1]);
+}
+
+template <class Tr>
+__device__ __forceinline__ void wide_issue_output(const unsigned char* s_v, const uint32_t (&p)[4][4],
+                                                  WideState<Tr>& state) {
   ptx::wgmma_fence();
 #pragma unroll
   for (int ks = 0; ks < 4; ++ks)
@@ -199,11 +203,12 @@ __device__ __forceinline__ void wide_output(const unsigned char* s_v, const floa
           state.o[h], p[ks][0], p[ks][1], p[ks][2], p[ks][3],
           swizzled_descriptor(s_v + h * Tr::kWideHalfBytes + ks * kTileTokens * 128), 1);
   ptx::wgmma_commit();
-  ptx::wgmma_wait<0>();
+}
+
+template <int kCount>
+__device__ __forceinline__ void pin(float (&accumulators)[kCount]) {
 #pragma unroll
-  for (int h = 0; h < Tr::kHalves; ++h)
-#pragma unroll
-    for (float& value : state.o[h]) ptx::wgmma_pin(value);
+  for (float& value : accumulators) ptx::wgmma_pin(value);
 }
 
 template <class Tr>
@@ -302,51 +307,110 @@ __device__ __forceinline__ void wide_end(const WorkItem& item, const JobRows& ro
   }
 }
 
+// ptxas (13.0) sinks the exponentials below the wait for the output, and then nothing overlaps. A branch that
+// depends on all of them, never taken, keeps them above it.
+__device__ __forceinline__ void softmax_before_wait(const float (&sum)[2]) {
+  if (__any_sync(0xffffffffu, sum[0] + sum[1] < 0.0f)) ptx::nanosleep(1);
+}
+
+// Where a step's four stages are, and which use of them it is.
 template <class Tr>
-__device__ void compute_wide_phase(const KernelArgs& args, Storage<Tr>& storage, const Program& program,
-                                   const Phase& phase, const JobRows& rows, uint32_t parities,
-                                   SlotGate& gate) {
-  const uint32_t lane = threadIdx.x & 31u;
-  uint32_t turn = 0, flipped = 0;
+struct WideStep {
+  uint32_t stage, flipped;
+  __device__ __forceinline__ explicit WideStep(uint32_t turn)  // steps of the phase before it
+      : stage(turn % Tr::kWideStages * kWideTiles), flipped(turn / Tr::kWideStages & 1u) {}
+  __device__ __forceinline__ unsigned char* keys(Storage<Tr>& storage) const {
+    return storage.ring + stage * Tr::kStageBytes;
+  }
+  __device__ __forceinline__ unsigned char* values(Storage<Tr>& storage) const {
+    return keys(storage) + Tr::kWideKBytes;
+  }
+  // The first stage's barrier has the bytes of all four tiles.
+  __device__ __forceinline__ void wait(uint64_t* s_full, uint32_t parities, Wait what) const {
+    wait_cta(s_full, stage, ((parities >> stage) & 1u) ^ flipped, what);
+  }
+  __device__ __forceinline__ uint32_t valid(const Storage<Tr>& storage) const {
+    uint32_t bits = 0;
+#pragma unroll
+    for (uint32_t tile = 0; tile < kWideTiles; ++tile)
+      bits |= storage.stage_tokens[stage + tile] << (5 * tile);
+    return bits;
+  }
+  // Four warps of one warpgroup arrive twice each, or eight of two once: always 8.
+  __device__ __forceinline__ void release(Storage<Tr>& storage, bool alternate) const {
+    const uint32_t lane = threadIdx.x & 31u;
+    if (lane < kWideTiles)
+      ptx::mbarrier_arrive_release_cta(storage.stage_empty + stage + lane, alternate ? 2 : 1);
+  }
+};
+
+// This warpgroup's steps of one item: first_turn, first_turn + stride, .. (count of them).
+template <class Tr>
+__device__ __forceinline__ void wide_steps(const KernelArgs& args, Storage<Tr>& storage,
+                                           const WideRows<Tr>& mine, uint32_t parities,
+                                           uint32_t first_turn, uint32_t count,
+                                           WideState<Tr>& state) {
+  if (count == 0) return;
+  const NamedBarrier barrier =
+      mine.warpgroup == 0 ? NamedBarrier::kWarpgroup0 : NamedBarrier::kWarpgroup1;
+  const uint32_t stride = mine.alternate ? 2 : 1;
+  float scores[32];
+  float correction[2];
+  uint32_t p[4][4];
+  WideStep<Tr> step(first_turn);
+  step.wait(storage.k_full, parities, Wait::kKFull);
+  uint32_t valid = step.valid(storage);
+  wide_issue_scores<Tr>(step.keys(storage), state, scores);
+  ptx::wgmma_wait<0>();
+  pin(scores);
+  wide_softmax<Tr>(scores, valid, args.scale_log2, state, correction);
+  wide_rescale(correction, state);
+  wide_pack<Tr>(scores, p);
+  for (uint32_t i = 1; i < count; ++i) {
+    const WideStep<Tr> next(first_turn + i * stride);
+    next.wait(storage.k_full, parities, Wait::kKFull);
+    wide_issue_scores<Tr>(next.keys(storage), state, scores);
+    step.wait(storage.v_full, parities, Wait::kVFull);
+    if (valid != kFullStep) wide_clear_v<Tr>(step.values(storage), valid, barrier);
+    wide_issue_output<Tr>(step.values(storage), p, state);
+    ptx::wgmma_wait<1>();
+    pin(scores);
+    valid = next.valid(storage);
+    wide_softmax<Tr>(scores, valid, args.scale_log2, state, correction);
+    softmax_before_wait(state.sum);
+    ptx::wgmma_wait<0>();
+#pragma unroll
+    for (int h = 0; h < Tr::kHalves; ++h) pin(state.o[h]);
+    step.release(storage, mine.alternate);
+    wide_rescale(correction, state);
+    wide_pack<Tr>(scores, p);
+    step = next;
+  }
+  step.wait(storage.v_full, parities, Wait::kVFull);
+  if (valid != kFullStep) wide_clear_v<Tr>(step.values(storage), valid, barrier);
+  wide_issue_output<Tr>(step.values(storage), p, state);
+  ptx::wgmma_wait<0>();
+#pragma unroll
+  for (int h = 0; h < Tr::kHalves; ++h) pin(state.o[h]);
+  step.release(storage, mine.alternate);
+}
+
+template <class Tr>
+__device__ void compute_wide_phase(const KernelArgs& args, Storage<Tr>& storage,
+                                   const Program& program, const Phase& phase, const JobRows& rows,
+                                   uint32_t parities, SlotGate& gate) {
+  uint32_t turn = 0;
   for (uint32_t index = 0; index < phase.num_items; ++index) {
     const WorkItem& item = program.items[phase.item_begin + index];
     const WideRows<Tr> mine(item);
-    const NamedBarrier own_barrier =
-        mine.warpgroup == 0 ? NamedBarrier::kWarpgroup0 : NamedBarrier::kWarpgroup1;
     const uint32_t steps = (item.num_tiles + kWideTiles - 1) / kWideTiles;
     WideState<Tr> state;
     wide_begin(item, rows, mine, storage, state);
-    for (uint32_t step = 0; step < steps; ++step) {
-      const uint32_t stage = turn * kWideTiles;
-      const uint32_t use = flipped;
-      if (++turn == Tr::kWideStages) {
-        turn = 0;
-        flipped ^= 1u;
-      }
-      if (mine.alternate && (step & 1u) != mine.warpgroup) continue;
-      unsigned char* s_k = storage.ring + stage * Tr::kStageBytes;
-      unsigned char* s_v = s_k + Tr::kWideKBytes;
-#pragma unroll
-      for (uint32_t tile = 0; tile < kWideTiles; ++tile)
-        wait_cta(storage.k_full, stage + tile, ((parities >> (stage + tile)) & 1u) ^ use, Wait::kKFull);
-      uint32_t valid = 0;
-#pragma unroll
-      for (uint32_t tile = 0; tile < kWideTiles; ++tile)
-        valid |= storage.stage_tokens[stage + tile] << (5 * tile);
-      const bool full = valid == (16u | 16u << 5 | 16u << 10 | 16u << 15);
-      float scores[32];
-      wide_scores<Tr>(s_k, state, scores);
-      wide_softmax<Tr>(scores, valid, full, args.scale_log2, state);
-#pragma unroll
-      for (uint32_t tile = 0; tile < kWideTiles; ++tile)
-        wait_cta(storage.v_full, stage + tile, ((parities >> (stage + tile)) & 1u) ^ use, Wait::kVFull);
-      if (!full) wide_clear_v<Tr>(s_v, valid, own_barrier);
-      wide_output<Tr>(s_v, scores, state);
-      // Four warps of one warpgroup arrive twice each, or eight of two once: always 8.
-      if (lane < kWideTiles)
-        ptx::mbarrier_arrive_release_cta(storage.stage_empty + stage + lane, mine.alternate ? 2 : 1);
-    }
+    const uint32_t skip = mine.alternate ? mine.warpgroup : 0;
+    wide_steps(args, storage, mine, parities, turn + skip,
+               mine.alternate ? (steps + 1 - skip) / 2 : steps, state);
     wide_end(item, rows, mine, mine.alternate && steps > 1, storage, gate, state);
+    turn += steps;
   }
 }
 
