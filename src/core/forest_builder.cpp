@@ -167,9 +167,7 @@ void ForestBuilder::branch(int32_t begin, int32_t end, int32_t page, int32_t par
     const auto next_group = static_cast<int32_t>(groups_.size());
     int32_t group = next_group;
     if (whole_[static_cast<size_t>(row)] > page) {
-      const int32_t id = row_ids(row)[page];
-      if (id < 0) check_ids(row, page, page + 1);
-      group = grouper_.group_of(id, next_group);
+      group = grouper_.group_of(row_ids(row)[page], next_group);
     } else if (static_cast<int64_t>(page) * page_size_ == lens_[static_cast<size_t>(row)]) {
       end_request(row, parent);
       continue;

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <limits>
 #include <map>
+#include <ostream>
 #include <random>
 #include <string>
 #include <utility>
@@ -26,6 +27,10 @@ struct Fixture {
   // Node at which each request ends. Empty: every childless node is a request.
   std::vector<int32_t> request_node = {};
 };
+
+inline void PrintTo(const Fixture& fixture, std::ostream* out) {
+  *out << fixture.name;
+}
 
 struct Batch {
   int32_t page_size = 1;

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -155,6 +156,23 @@ TEST(ForestTracker, AppendedPageEqualToANeighboursIsShared) {
   EXPECT_EQ(tracker.forest().nodes()[0].num_tokens, 3);
 }
 
+// Rolled back below its first own page and grown again in one go, over pages that a neighbour has, too.
+TEST(ForestTracker, RolledBackRequestMayComeBackAsItsNeighbour) {
+  std::vector<int32_t> table = {1, 2, 3, 4, 5, 6};
+  const BlockTableView view{table.data(), 2, 3, 3};
+  ForestTracker tracker(4);
+  const auto update = [&](const std::vector<int32_t>& lens) {
+    return difference(tracker.update(view, lens), PrefixForest::from_block_table(view, lens, 4));
+  };
+  EXPECT_EQ("", update({11, 11}));
+  EXPECT_EQ("", update({11, 3}));
+  EXPECT_FALSE(tracker.restructured());
+  table = {1, 2, 3, 1, 2, 7};
+  EXPECT_EQ("", update({11, 11}));
+  EXPECT_TRUE(tracker.restructured());
+  EXPECT_EQ(tracker.forest().nodes().size(), 3u);
+}
+
 TEST(ForestTracker, TableMayMoveAndChangeItsStride) {
   StepBatch batch(4, 5, 1 << 20);
   ForestTracker tracker(4);
@@ -206,6 +224,10 @@ struct StepCase {
   size_t most_requests;
   int32_t longest;
 };
+
+void PrintTo(const StepCase& steps, std::ostream* out) {
+  *out << steps.name;
+}
 
 class ForestTrackerRandom : public ::testing::TestWithParam<StepCase> {};
 
