@@ -17,6 +17,9 @@ inline constexpr int kNumTileClasses = 3;
 using TileCounts = std::array<int64_t, kNumTileClasses>;
 using TileTimes = std::array<double, kNumTileClasses>;
 
+// Consumer warps that merge rows, one each at a time.
+inline constexpr int kMergeWarps = 8;
+
 constexpr int tile_class(int32_t num_rows) {
   return num_rows <= kMaxNarrowRows ? 0 : num_rows <= 64 ? 1 : 2;
 }
@@ -26,30 +29,39 @@ class CostModel {
   CostModel(const ModelShape& shape, const DeviceProfile& profile)
       : shape_(shape), profile_(profile) {
     tile_bytes_ = kTileTokens * dtype_bytes(shape.dtype) * (shape.head_dim + shape.v_dim());
-    const int streams = tile_table(std::max(shape.head_dim, shape.v_dim())).num_streams;
+    const TileTable table = tile_table(std::max(shape.head_dim, shape.v_dim()));
+    num_streams_ = table.num_streams;
+    num_stages_ = table.num_stages;
     const double block_us = 2.0 * kTileTokens * 64 *
                             (padded_dim(shape.head_dim) + padded_dim(shape.v_dim())) /
                             (profile.matrix_tflops * 1e6 / profile.num_sms);
-    compute_us_ = {profile.narrow_tile_us / streams, block_us, 2 * block_us};
+    compute_us_ = {profile.narrow_tile_us / num_streams_, block_us, 2 * block_us};
     partial_bytes_ = padded_dim(shape.v_dim()) * 4 + 8;
   }
 
   // KV bytes of one tile of one KV head.
   int64_t tile_bytes() const { return tile_bytes_; }
 
-  // A tile while `active_ctas` CTAs stream keys, `reread` times as many as there are: the first to ask for
-  // a key gets it from HBM, the others from L2. Loads and arithmetic overlap.
-  TileTimes tile_times(int active_ctas, double reread) const {
+  // Loading a tile while `active_ctas` CTAs stream keys, `reread` times as many as there are: the first to
+  // ask for a key gets it from HBM, the others from L2.
+  double load_us(int active_ctas, double reread) const {
     const double from_hbm = 1 / std::max(reread, 1.0);
-    const double alone =
-        from_hbm * profile_.hbm_gbps_per_cta +
-        (1 - from_hbm) * std::max(profile_.l2_gbps_per_cta, profile_.hbm_gbps_per_cta);
+    const double l2 = std::max(profile_.l2_gbps_per_cta, profile_.hbm_gbps_per_cta);
+    const double alone = from_hbm * profile_.hbm_gbps_per_cta + (1 - from_hbm) * l2;
     const double share = profile_.hbm_gbps / std::max(active_ctas, 1) / from_hbm;
-    const double load_us = static_cast<double>(tile_bytes_) / (std::min(alone, share) * 1e3);
+    return static_cast<double>(tile_bytes_) / (std::min(alone, share) * 1e3);
+  }
+  // The arithmetic of a tile, by class.
+  const TileTimes& compute_us() const { return compute_us_; }
+  // What a tile takes where loads and arithmetic overlap.
+  TileTimes tile_times(double load) const {
     TileTimes times;
-    for (size_t i = 0; i < times.size(); ++i) times[i] = std::max(load_us, compute_us_[i]);
+    for (size_t i = 0; i < times.size(); ++i) times[i] = std::max(load, compute_us_[i]);
     return times;
   }
+  // Tiles that a CTA loads ahead of its arithmetic.
+  int num_stages() const { return num_stages_; }
+  int num_streams() const { return num_streams_; }
 
   // All of the forest's keys once, or all of the arithmetic: no step is faster.
   double floor_us(int64_t unique_tokens, int64_t flat_tokens) const {
@@ -60,20 +72,21 @@ class CostModel {
     return std::max(bytes / (profile_.hbm_gbps * 1e3), flops / (profile_.matrix_tflops * 1e6));
   }
 
-  // Merging partial rows that lie in the cluster's CTAs, the ranks sharing the work.
-  double exchange_us(int64_t partial_rows, int cluster_size) const {
+  // Merging rows whose partials lie in the CTAs of a cluster: ranks share the rows, a warp takes one at a
+  // time, and all of them read through the same DSM path.
+  double exchange_us(int64_t num_rows, int64_t partial_rows, int cluster_size) const {
     if (partial_rows == 0 || cluster_size == 1) return 0;
     const auto index = static_cast<size_t>(std::max(cluster_size_index(cluster_size), 0));
     const double bytes = static_cast<double>(partial_rows * partial_bytes_) / cluster_size;
-    return 2 * profile_.cluster_barrier_us + profile_.dsm_latency_us +
+    return 2 * profile_.cluster_barrier_us +
+           static_cast<double>(rounds(num_rows, cluster_size)) * 2 * profile_.dsm_latency_us +
            bytes / (profile_.dsm_load_gbps_per_cta[index] * 1e3);
   }
 
-  // A job's rows that meet those of other jobs in the workspace: written, and read back by one of them.
+  // A job's rows that meet those of other jobs in the workspace: each is a round trip through L2 for the
+  // warp that has it (write, fence, see the other parts' tags, read them).
   double split_us(int64_t num_rows, int cluster_size) const {
-    if (num_rows == 0) return 0;
-    const double bytes = 2.0 * static_cast<double>(num_rows * partial_bytes_) / cluster_size;
-    return profile_.l2_merge_latency_us + bytes / (profile_.l2_gbps_per_cta * 1e3);
+    return static_cast<double>(rounds(num_rows, cluster_size)) * profile_.l2_merge_latency_us;
   }
 
   int64_t partial_bytes() const { return partial_bytes_; }  // of one row
@@ -81,10 +94,18 @@ class CostModel {
   const DeviceProfile& profile() const { return profile_; }
 
  private:
+  // Rows that the busiest of the merging warps handles.
+  static int64_t rounds(int64_t num_rows, int cluster_size) {
+    const int64_t warps = int64_t{kMergeWarps} * cluster_size;
+    return (num_rows + warps - 1) / warps;
+  }
+
   ModelShape shape_;
   DeviceProfile profile_;
   int64_t tile_bytes_;
   int64_t partial_bytes_;
+  int num_streams_;
+  int num_stages_;
   TileTimes compute_us_;
 };
 

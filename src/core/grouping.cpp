@@ -2,6 +2,7 @@
 #include "core/grouping.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 
 namespace capillary {
@@ -11,6 +12,8 @@ namespace {
 constexpr double kCutReach = 0.5;
 // Cuts that make a job read more than this share of its work again are what keep_trees leaves out.
 constexpr double kMaxReread = 0.25;
+// Ranks meet at the exchange, so a job takes as long as its slowest: this much more a doubling of the cluster.
+constexpr double kRankSkew = 0.01;
 // Jobs are not made smaller than this many wide steps a rank.
 constexpr int32_t kMinSteps = 1;
 
@@ -136,8 +139,11 @@ bool Grouping::cut(int32_t num_pieces, bool keep_trees) {
     begin = place;
   }
   add_groups(begin, num_queries_);
-  for (const QueryGroup& group : groups_)
+  total_tiles_ = {};
+  for (const QueryGroup& group : groups_) {
     work_.push_back(work_of(group.query_begin, group.query_end));
+    for (size_t i = 0; i < total_tiles_.size(); ++i) total_tiles_[i] += work_.back().tiles[i];
+  }
   return left_out;
 }
 
@@ -162,6 +168,7 @@ void Grouping::add_groups(int32_t begin, int32_t end) {
 
 Grouping::GroupWork Grouping::work_of(int32_t begin, int32_t end) {
   GroupWork work{};
+  work.num_queries = end - begin;
   const int64_t own = private_sum_[at(end)] - private_sum_[at(begin)];
   work.tiles[static_cast<size_t>(tile_class(group_size_))] += own;
   const auto add = [&](const SharedNode& node, int32_t queries) {
@@ -196,87 +203,135 @@ Grouping::GroupWork Grouping::work_of(int32_t begin, int32_t end) {
   return work;
 }
 
-double Grouping::job_us(const QueryGroup& group, const GroupWork& work, double group_us,
-                        int32_t cluster_size) const {
+Grouping::JobParts Grouping::job_parts(const GroupWork& work, int32_t num_jobs,
+                                       int32_t cluster_size, const TileTimes& tile_times) const {
   const DeviceProfile& profile = model_.profile();
-  const int32_t ranks = group.num_jobs * cluster_size;
-  const int64_t num_rows = static_cast<int64_t>(group.query_end - group.query_begin) * group_size_;
-  const int64_t all_tiles = std::max<int64_t>(work.tiles[0] + work.tiles[1] + work.tiles[2], 1);
-  double us = group_us / ranks + profile.job_start_us;
-  us += std::min(work.num_levels, work.num_elements / ranks + 1) * profile.item_start_us;
-  // Rows whose keys lie on several ranks: those of cut leaves, and all rows of shared keys, once a rank
-  // that holds some of those.
-  int64_t partial_rows =
-      std::min<int64_t>(2 * group_size_ * int64_t{ranks - 1}, 2 * num_rows * ranks);
-  if (work.shared_tiles > 0) partial_rows += num_rows * (1 + work.shared_tiles * ranks / all_tiles);
-  if (ranks == 1) partial_rows = 0;
-  us += model_.exchange_us(partial_rows / group.num_jobs, cluster_size);
-  if (group.num_jobs > 1)
-    us += model_.split_us(
-        work.shared_tiles > 0 ? num_rows : std::min<int64_t>(num_rows, 2 * group_size_),
-        cluster_size);
-  return us;
+  const int32_t ranks = num_jobs * cluster_size;
+  const double share = 1.0 / ranks;
+  double rank_us = 0, all_tiles = 1;
+  for (size_t i = 0; i < work.tiles.size(); ++i) {
+    all_tiles += static_cast<double>(work.tiles[i]);
+    rank_us += static_cast<double>(work.tiles[i]) * tile_times[i] * share;
+  }
+  JobParts parts{rank_us, 0, profile.job_start_us};
+  for (size_t i = 0; i < work.tiles.size(); ++i) {
+    // Ranks take equal times of tiles: one may have nothing but the class with the most arithmetic.
+    const double all_us = static_cast<double>(work.tiles[i]) * model_.compute_us()[i];
+    if (ranks == 1)
+      parts.compute_us += all_us;
+    else
+      parts.compute_us = std::max(
+          parts.compute_us, std::min(all_us, rank_us * model_.compute_us()[i] / tile_times[i]));
+  }
+  const double phases = std::min<double>(work.num_levels, work.num_elements * share + 1);
+  parts.other_us += phases * profile.item_start_us;
+  if (ranks == 1) return parts;
+  parts.tiles_us *= 1 + kRankSkew * std::countr_zero(static_cast<uint32_t>(cluster_size));
+
+  // Partials that meet. Narrow work is spread over a rank's streams, each with a partial of its own. Keys of
+  // one query: where a run ends in the middle, or where runs are shorter than queries, everywhere. Shared
+  // keys: every rank that has some of them holds partials of all rows.
+  const double shared_ranks = static_cast<double>(work.shared_tiles) / all_tiles * ranks;
+  const double own_ranks = ranks - shared_ranks;
+  const double streams = std::clamp(all_tiles * share / kMinStreamPiece, 1.0,
+                                    static_cast<double>(model_.num_streams()));
+  const double own_streams = group_size_ > kMaxNarrowRows ? 1.0 : streams;
+  double partial_rows = own_streams * own_ranks * group_size_;
+  if (work.num_queries > own_ranks)
+    partial_rows *= std::min(1.0, 2 * std::max(own_ranks / work.num_queries, 1 / own_streams));
+  const int32_t num_rows = work.num_queries * group_size_;
+  if (work.shared_tiles > 0)
+    partial_rows += num_rows * (1 + shared_ranks * (num_rows > kMaxNarrowRows ? 1.0 : streams));
+  parts.other_us +=
+      model_.exchange_us(num_rows, static_cast<int64_t>(partial_rows / num_jobs), cluster_size);
+  if (num_jobs > 1) {
+    const int32_t split_rows = work.shared_tiles > 0 ? num_rows : 2 * group_size_;
+    parts.other_us += model_.split_us(std::min(num_rows, split_rows), cluster_size);
+  }
+  return parts;
 }
 
-// Longest first on the least loaded of num_clusters: with times sorted downwards, some cluster has k + 1 of
-// the first k * num_clusters + 1 jobs.
+// Longest first on the least loaded of num_clusters. Clusters of equal load are counted, not listed: a job's
+// heads take equal times, so there are few different loads.
 double Grouping::makespan(int32_t num_clusters, double floor_us, double good_us) {
-  double longest = 0, shortest = 0, sum = 0;
+  double longest = 0, sum = 0;
   int64_t count = 0;
   for (const JobTime& job : job_times_) {
     longest = std::max(longest, job.us);
-    shortest = count == 0 ? job.us : std::min(shortest, job.us);
     sum += job.us * static_cast<double>(job.count);
     count += job.count;
   }
   double us = std::max({longest, sum / num_clusters, floor_us});
   if (count <= num_clusters || us >= good_us) return us;
-  if (longest > shortest)
-    std::sort(job_times_.begin(), job_times_.end(),
-              [](const JobTime& a, const JobTime& b) { return a.us > b.us; });
-  int64_t before = 0, rounds = 0;
+  const auto longer = [](const JobTime& a, const JobTime& b) { return a.us > b.us; };
+  std::sort(job_times_.begin(), job_times_.end(), longer);
+  loads_.assign(1, {0.0, num_clusters});
   for (const JobTime& job : job_times_) {
-    // Jobs before + 1 .. before + count have this time; the last k with k * num_clusters + 1 among them.
-    const int64_t k = (before + job.count - 1) / num_clusters;
-    if (k >= rounds) us = std::max(us, static_cast<double>(k + 1) * job.us), rounds = k + 1;
-    before += job.count;
+    for (int64_t left = job.count; left > 0;) {
+      std::pop_heap(loads_.begin(), loads_.end(), longer);
+      JobTime& least = loads_.back();
+      const int64_t taken = std::min(left, least.count);
+      const JobTime loaded{least.us + job.us, taken};
+      us = std::max(us, loaded.us);
+      left -= taken;
+      least.count -= taken;
+      if (least.count > 0) {
+        std::push_heap(loads_.begin(), loads_.end(), longer);
+        loads_.push_back(loaded);
+      } else {
+        least = loaded;
+      }
+      std::push_heap(loads_.begin(), loads_.end(), longer);
+    }
   }
   return us;
 }
 
 Grouping::Estimate Grouping::evaluate(int32_t cluster_size, int32_t max_clusters, double good_us) {
-  const DeviceProfile& profile = model_.profile();
   const int64_t num_heads = model_.shape().num_kv_heads;
   Estimate estimate;
-  for (const GroupWork& work : work_)
-    estimate.planned_tiles += work.tiles[0] + work.tiles[1] + work.tiles[2];
+  for (const int64_t tiles : total_tiles_) estimate.planned_tiles += tiles;
   const auto wanted =
       std::max<int64_t>(num_pieces_, static_cast<int64_t>(groups_.size())) * num_heads;
   const auto active = static_cast<int>(std::min<int64_t>(max_clusters, wanted)) * cluster_size;
-  estimate.tile_times =
-      model_.tile_times(active, static_cast<double>(estimate.planned_tiles) /
-                                    static_cast<double>(std::max<int64_t>(unique_tiles_, 1)));
-  const auto us_of = [&](const GroupWork& work) {
+  const double load_us =
+      model_.load_us(active, static_cast<double>(estimate.planned_tiles) /
+                                 static_cast<double>(std::max<int64_t>(unique_tiles_, 1)));
+  estimate.tile_times = model_.tile_times(load_us);
+  const auto us_of = [&](const TileCounts& tiles) {
     double us = 0;
-    for (size_t i = 0; i < work.tiles.size(); ++i)
-      us += static_cast<double>(work.tiles[i]) * estimate.tile_times[i];
+    for (size_t i = 0; i < tiles.size(); ++i)
+      us += static_cast<double>(tiles[i]) * estimate.tile_times[i];
     return us;
   };
-  double total = 0;
-  for (const GroupWork& work : work_) total += us_of(work);
   const double min_job_us = kMinSteps * kWideTiles * cluster_size * estimate.tile_times[0];
-  const double piece_us = std::max(total / num_pieces_, min_job_us);
+  const double pieces_per_us = 1 / std::max(us_of(total_tiles_) / num_pieces_, min_job_us);
+  const double ahead_us = model_.num_stages() * load_us;
   job_times_.clear();
+  double last_us = 0;
   for (size_t i = 0; i < groups_.size(); ++i) {
-    const double group_us = us_of(work_[i]);
-    groups_[i].num_jobs = static_cast<int32_t>(std::clamp(group_us / piece_us + 0.5, 1.0, 1024.0));
+    if (i > 0 && work_[i] == work_[i - 1]) {
+      groups_[i].num_jobs = groups_[i - 1].num_jobs;
+      job_times_.back().count += groups_[i].num_jobs * num_heads;
+      estimate.num_jobs += groups_[i].num_jobs;
+      continue;
+    }
+    const double jobs = us_of(work_[i].tiles) * pieces_per_us + 0.5;
+    groups_[i].num_jobs = static_cast<int32_t>(std::clamp(jobs, 1.0, 1024.0));
     estimate.num_jobs += groups_[i].num_jobs;
-    job_times_.push_back(
-        {job_us(groups_[i], work_[i], group_us, cluster_size), groups_[i].num_jobs * num_heads});
+    const JobParts parts =
+        job_parts(work_[i], groups_[i].num_jobs, cluster_size, estimate.tile_times);
+    // While a job merges and the next one starts, keys for that one come in, as many as there is room for.
+    const double us = std::max(parts.tiles_us + std::max(parts.other_us - ahead_us, 0.0),
+                               parts.compute_us + parts.other_us);
+    job_times_.push_back({us, groups_[i].num_jobs * num_heads});
+    // After the last job nothing comes in.
+    last_us = std::max(last_us, std::max(parts.tiles_us, parts.compute_us) + parts.other_us - us);
   }
   const double unique_us = static_cast<double>(unique_tiles_ * model_.tile_bytes() * num_heads) /
-                           (profile.hbm_gbps * 1e3);
-  estimate.us = profile.launch_us + makespan(max_clusters, unique_us, good_us - profile.launch_us);
+                           (model_.profile().hbm_gbps * 1e3);
+  const double fixed_us = model_.profile().launch_us + last_us;
+  estimate.us = fixed_us + makespan(max_clusters, unique_us, good_us - fixed_us);
   return estimate;
 }
 

@@ -48,9 +48,11 @@ class Grouping {
   // What one group has to do, whatever the cluster size.
   struct GroupWork {
     TileCounts tiles;
+    int32_t num_queries;
     int32_t shared_tiles;
     int32_t num_levels;    // phases that one CTA doing all of it would have
     int32_t num_elements;  // runs of keys with the same queries; leaves count as one
+    bool operator==(const GroupWork&) const = default;
   };
 
   void read_nodes(const PrefixForest& forest, bool flat);
@@ -59,8 +61,13 @@ class Grouping {
   bool choose_cuts(int32_t num_pieces, bool keep_trees);
   void add_groups(int32_t begin, int32_t end);
   GroupWork work_of(int32_t begin, int32_t end);
-  double job_us(const QueryGroup& group, const GroupWork& work, double group_us,
-                int32_t cluster_size) const;
+  // Of a job's busiest ranks: its tiles (loads and arithmetic overlapping), the arithmetic alone, and what
+  // the arithmetic has to wait for (starts, merges).
+  struct JobParts {
+    double tiles_us, compute_us, other_us;
+  };
+  JobParts job_parts(const GroupWork& work, int32_t num_jobs, int32_t cluster_size,
+                     const TileTimes& tile_times) const;
   double makespan(int32_t num_clusters, double floor_us, double good_us);
 
   CostModel model_;
@@ -80,11 +87,13 @@ class Grouping {
   std::vector<int32_t> stack_;
   std::vector<QueryGroup> groups_;
   std::vector<GroupWork> work_;
+  TileCounts total_tiles_{};  // of all groups
   struct JobTime {
     double us;
     int64_t count;
   };
   std::vector<JobTime> job_times_;
+  std::vector<JobTime> loads_;  // of makespan: clusters by load
 };
 
 }  // namespace capillary

@@ -94,6 +94,7 @@ void PlanBuilder::place_job_merges(int32_t job,
   const size_t job_index = static_cast<size_t>(first_job_ + job);
   JobCost& cost = job_costs_[job_index];
   for (const auto& [unused, merge] : merges) {
+    cost.rows += merge.num_rows;
     cost.partial_rows += static_cast<int64_t>(merge.num_rows) * merge.num_partials;
     if (home(merge) >= 0) continue;
     shared_rows += merge.num_rows;

@@ -13,8 +13,6 @@ namespace capillary {
 
 namespace {
 constexpr int32_t kLeafDepth = INT_MAX;
-// A stream is not cut for less than this many tiles: the extra partial would cost more than it balances.
-constexpr int32_t kMinStreamPiece = 2;
 // A run may be this much too long or short if that puts its end between two elements.
 constexpr double kSnap = 0.04;
 }  // namespace
@@ -62,7 +60,7 @@ void PlanBuilder::build(const BuildRequest& request) {
     rank_works_.resize(rank_works_.size() + static_cast<size_t>(num_runs));
     for (int32_t job = 0; job < num_group_jobs_; ++job) {
       jobs_.push_back({group.query_begin, group.query_end - group.query_begin, 0, 0});
-      job_costs_.push_back({0, 0, false});
+      job_costs_.push_back({0, 0, 0, false});
     }
     for (int32_t run = 0; run < num_runs; ++run) emit_run(run);
     emit_merges(group);

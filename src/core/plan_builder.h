@@ -13,6 +13,9 @@
 
 namespace capillary {
 
+// A stream is not cut for less than this many tiles: the extra partial would cost more than it balances.
+inline constexpr int32_t kMinStreamPiece = 2;
+
 // Queries [query_begin, query_end) in leaf order, their work cut into num_jobs jobs.
 struct QueryGroup {
   int32_t query_begin;
@@ -26,7 +29,7 @@ struct BuildRequest {
   int32_t cluster_size;
   int32_t max_clusters;
   std::span<const QueryGroup> groups;
-  TileTimes tile_times;  // what the runs are balanced by
+  TileTimes tile_times;     // what the runs are balanced by
   bool fixed_grid = false;  // launch max_clusters clusters even if some have no job
 };
 
@@ -41,13 +44,14 @@ class PlanBuilder {
   // What the cost model needs to predict the step, per job of one KV head.
   struct JobCost {
     double us;             // the longest rank's items
-    int64_t partial_rows;  // rows read in merges
+    int64_t rows;          // rows merged
+    int64_t partial_rows;  // partials of rows, read in merges
     bool exchange;
   };
   std::span<const JobCost> job_costs() const { return job_costs_; }
-  int64_t planned_tiles() const { return planned_tiles_; }    // tiles loaded, per KV head
-  int64_t exchange_rows() const { return exchange_rows_; }    // partial rows read from peers
-  int64_t split_rows() const { return split_rows_; }          // partial rows through the workspace
+  int64_t planned_tiles() const { return planned_tiles_; }  // tiles loaded, per KV head
+  int64_t exchange_rows() const { return exchange_rows_; }  // partial rows read from peers
+  int64_t split_rows() const { return split_rows_; }        // partial rows through the workspace
   int32_t num_clusters() const { return num_clusters_; }
 
  private:
@@ -108,20 +112,21 @@ class PlanBuilder {
   std::vector<Element> elements_;
   std::vector<Segment> element_segments_;
   std::vector<int32_t> element_of_node_;
-  std::vector<int32_t> first_node_at_;  // [num_requests + 1]: first node whose range begins there or later
+  std::vector<int32_t>
+      first_node_at_;  // [num_requests + 1]: first node whose range begins there or later
   std::vector<int32_t> path_;
   std::vector<Part> parts_;
   std::vector<uint32_t> run_begin_;  // into parts_, one more than runs
   std::vector<Part> phase_parts_;
-  std::vector<int32_t> runs_of_query_;   // how many runs touch the query
-  std::vector<int32_t> last_run_;        // marks: last run that touched it
-  std::vector<int32_t> emitted_run_;     // marks: last run that emitted an item for it
+  std::vector<int32_t> runs_of_query_;  // how many runs touch the query
+  std::vector<int32_t> last_run_;       // marks: last run that touched it
+  std::vector<int32_t> emitted_run_;    // marks: last run that emitted an item for it
   std::vector<int32_t> entry_head_, entry_tail_;
   std::vector<uint8_t> finished_;  // an item writes the query's output directly
   std::vector<Entry> entries_;
   std::vector<std::pair<int32_t, Merge>> placed_merges_;  // (job of the group, merge)
   std::vector<Partial> partials_scratch_;
-  int32_t first_job_ = 0;      // of the group, in jobs_
+  int32_t first_job_ = 0;  // of the group, in jobs_
   int32_t num_group_jobs_ = 0;
   int32_t slot_base_query_ = 0;  // query whose rows have slot 0 in the run in hand
   int32_t main_slots_ = 0;

@@ -18,8 +18,9 @@ namespace {
 
 constexpr int kReasonBytes = 320;
 constexpr double kNeverUs = 1e30;
-// Jobs a cluster and KV head that are tried: more only add to the starts of jobs.
-constexpr int32_t kMostRounds = 4;
+// Jobs a cluster that are tried: more only add to the starts of jobs. With few KV heads a job more or less
+// changes little, so few counts will do.
+constexpr int32_t most_rounds(int32_t num_kv_heads) { return num_kv_heads < 4 ? 2 : 4; }
 constexpr int32_t kMaxPieces = 1 << 20;
 
 void check_shape(const ModelShape& shape) {
@@ -124,7 +125,7 @@ void Planner::Impl::collect_piece_counts() {
   piece_counts.push_back(least);
   for (int index = 0; index < kNumClusterSizes; ++index) {
     if (!may_use(index)) continue;
-    for (int32_t fill = 1; fill <= kMostRounds; ++fill) {
+    for (int32_t fill = 1; fill <= most_rounds(shape.num_kv_heads); ++fill) {
       const int32_t pieces =
           profile.max_clusters[static_cast<size_t>(index)] * fill / shape.num_kv_heads;
       piece_counts.push_back(std::max({std::min(pieces, most), least, 1}));
@@ -230,8 +231,8 @@ void Planner::Impl::summarise(const PrefixForest& forest) {
   summary.l2_us = static_cast<double>(reread) / (profile.l2_gbps_per_cta * 1e3 * active);
   summary.exchange_us = 0;
   for (const PlanBuilder::JobCost& job : builder.job_costs())
-    summary.exchange_us =
-        std::max(summary.exchange_us, model.exchange_us(job.partial_rows, best.cluster_size));
+    summary.exchange_us = std::max(
+        summary.exchange_us, model.exchange_us(job.rows, job.partial_rows, best.cluster_size));
   summary.fixed_us = profile.launch_us;
   summary.predicted_us = best.predicted_us;
   summary.candidates = candidates;
