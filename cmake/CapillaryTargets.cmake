@@ -86,7 +86,7 @@ function(capillary_test name)
              WORKING_DIRECTORY "${PROJECT_SOURCE_DIR}")
   else()
     gtest_discover_tests(${name} WORKING_DIRECTORY "${PROJECT_SOURCE_DIR}" DISCOVERY_MODE PRE_TEST
-                         DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT 600)
+                         DISCOVERY_TIMEOUT 60 NO_PRETTY_VALUES PROPERTIES TIMEOUT 600)
   endif()
 endfunction()
 

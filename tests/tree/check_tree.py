@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT
 """House rules that a machine can check: check_tree.py RULE. Exit code 77 means it cannot be checked here.
 
-Looks at what git tracks and at new files it does not ignore, or, outside a git checkout, at every file.
+Looks at what git tracks, or, outside a git checkout, at every file.
 """
 import pathlib
 import re
@@ -23,8 +23,7 @@ FORMATTER_MAJOR = "14"
 
 def tracked():
     git = subprocess.run(
-        ["git", "-C", str(ROOT), "ls-files", "--cached", "--others", "--exclude-standard"],
-        capture_output=True, text=True, check=False)
+        ["git", "-C", str(ROOT), "ls-files"], capture_output=True, text=True, check=False)
     if git.returncode == 0:
         names = git.stdout.splitlines()
     else:
