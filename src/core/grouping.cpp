@@ -123,7 +123,7 @@ bool Grouping::cut(int32_t num_pieces, bool keep_trees) {
   groups_.clear(), work_.clear();
   const double total = weight_sum_.back();
   const double share = total / num_pieces_;
-  bool left_out = false;
+  bool cuts_trees = false;
   int32_t begin = 0, middle = 0;
   for (int32_t piece = 1; piece < num_pieces_ && begin < num_queries_ - 1 && total > 0; ++piece) {
     const double ideal = share * piece;
@@ -131,9 +131,9 @@ bool Grouping::cut(int32_t num_pieces, bool keep_trees) {
     if (middle >= num_queries_) break;
     const int32_t place = best_cut(ideal, middle, begin + 1, num_queries_ - 1, kCutReach * share);
     if (place <= begin) continue;
-    if (keep_trees && cut_tiles_[at(place)] > kMaxReread * share) {
-      left_out = true;
-      continue;
+    if (cut_tiles_[at(place)] > kMaxReread * share) {
+      cuts_trees = true;
+      if (keep_trees) continue;
     }
     add_groups(begin, place);
     begin = place;
@@ -144,7 +144,7 @@ bool Grouping::cut(int32_t num_pieces, bool keep_trees) {
     work_.push_back(work_of(group.query_begin, group.query_end));
     for (size_t i = 0; i < total_tiles_.size(); ++i) total_tiles_[i] += work_.back().tiles[i];
   }
-  return left_out;
+  return cuts_trees;
 }
 
 // One group, or as few as the rows of a job allow, again cut where it costs least.

@@ -19,8 +19,8 @@ class Grouping {
   // Reads the forest once; what follows costs a pass over the requests and shared nodes per cut().
   void set_forest(const PrefixForest& forest, bool flat);
 
-  // Chooses groups for about num_pieces jobs a KV head. keep_trees: a cut that would make a job read much
-  // again is left out, and the group gets several jobs instead. Returns whether a cut was left out so.
+  // Chooses groups for about num_pieces jobs a KV head. Returns whether a cut makes a job read much again;
+  // with keep_trees such cuts are left out, and the group gets several jobs instead.
   bool cut(int32_t num_pieces, bool keep_trees);
 
   struct Estimate {

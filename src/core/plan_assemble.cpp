@@ -2,6 +2,7 @@
 // PlanBuilder, second half: who merges which rows, which cluster runs which job, and the blob itself.
 #include <algorithm>
 #include <cstring>
+#include <tuple>
 
 #include "capillary/error.h"
 #include "core/hash.h"
@@ -24,7 +25,8 @@ bool PlanBuilder::same_entries(int32_t query_a, int32_t query_b) const {
 }
 
 void PlanBuilder::emit_merges(const QueryGroup& group) {
-  placed_merges_.clear();  // (job of the group, merge); partials of a merge are (rank, slot) in run order
+  placed_merges_
+      .clear();  // (job of the group, merge); partials of a merge are (rank, slot) in run order
   partials_scratch_.clear();
   for (int32_t query = group.query_begin; query < group.query_end;) {
     if (finished_[static_cast<size_t>(query)] != 0) {
@@ -51,8 +53,8 @@ void PlanBuilder::emit_merges(const QueryGroup& group) {
         merge.partial_begin = static_cast<uint32_t>(partials_scratch_.size());
         placed_merges_.push_back({job, merge});
       }
-      partials_scratch_.push_back({static_cast<uint16_t>(e.run % cluster_size_),
-                                   static_cast<uint16_t>(e.slot)});
+      partials_scratch_.push_back(
+          {static_cast<uint16_t>(e.run % cluster_size_), static_cast<uint16_t>(e.slot)});
       placed_merges_.back().second.num_partials += 1;
     }
     if (job < 0) placed_merges_.push_back({0, merge});  // no key anywhere
@@ -70,8 +72,11 @@ void PlanBuilder::emit_merges(const QueryGroup& group) {
     }
     query = query_end;
   }
-  std::stable_sort(placed_merges_.begin(), placed_merges_.end(),
-                   [](const auto& a, const auto& b) { return a.first < b.first; });
+  if (num_group_jobs_ > 1)
+    std::sort(placed_merges_.begin(), placed_merges_.end(), [](const auto& a, const auto& b) {
+      return std::tuple(a.first, a.second.row_begin, a.second.split_part) <
+             std::tuple(b.first, b.second.row_begin, b.second.split_part);
+    });
   size_t next = 0;
   for (int32_t job = 0; job < num_group_jobs_; ++job) {
     const size_t begin = next;
@@ -80,8 +85,7 @@ void PlanBuilder::emit_merges(const QueryGroup& group) {
   }
 }
 
-void PlanBuilder::place_job_merges(int32_t job,
-                                   std::span<const std::pair<int32_t, Merge>> merges) {
+void PlanBuilder::place_job_merges(int32_t job, std::span<const std::pair<int32_t, Merge>> merges) {
   // Merges of one rank's own slots stay there; the others are dealt out in equal shares of rows.
   const auto home = [&](const Merge& merge) {
     if (merge.num_partials == 0) return 0;
@@ -102,9 +106,10 @@ void PlanBuilder::place_job_merges(int32_t job,
   }
   cost.exchange = shared_rows > 0;
   jobs_[job_index].needs_exchange = shared_rows > 0 ? 1 : 0;
+  if (shared_rows > 0) cost.us += model_.exchange_us(cost.rows, cost.partial_rows, cluster_size_);
   for (int32_t rank = 0; rank < cluster_size_; ++rank) {
-    RankWork& work = rank_works_[job_index * static_cast<size_t>(cluster_size_) +
-                                 static_cast<size_t>(rank)];
+    RankWork& work =
+        rank_works_[job_index * static_cast<size_t>(cluster_size_) + static_cast<size_t>(rank)];
     work.merge_begin = static_cast<uint32_t>(merges_.size());
     work.partial_begin = static_cast<uint32_t>(partials_.size());
     const int64_t share_begin = shared_rows * rank / cluster_size_;
@@ -140,8 +145,8 @@ void PlanBuilder::schedule() {
   const auto num_heads = static_cast<uint32_t>(model_.shape().num_kv_heads);
   const auto num_jobs = static_cast<uint32_t>(jobs_.size());
   const uint32_t total = num_jobs * num_heads;
-  num_clusters_ = fixed_grid_ ? max_clusters_
-                              : std::min(max_clusters_, static_cast<int32_t>(total));
+  num_clusters_ =
+      fixed_grid_ ? max_clusters_ : std::min(max_clusters_, static_cast<int32_t>(total));
   const auto clusters = static_cast<uint32_t>(num_clusters_);
   order_.resize(num_jobs);
   double shortest = 1e30, longest = 0;
@@ -152,8 +157,8 @@ void PlanBuilder::schedule() {
   }
   const bool equal = longest <= shortest * 1.03;
   if (!equal)
-    std::stable_sort(order_.begin(), order_.end(), [&](uint32_t a, uint32_t b) {
-      return job_costs_[a].us > job_costs_[b].us;
+    std::sort(order_.begin(), order_.end(), [&](uint32_t a, uint32_t b) {
+      return std::pair(-job_costs_[a].us, a) < std::pair(-job_costs_[b].us, b);
     });
   // Longest first on the least loaded cluster; neighbours in leaf order start together, so that an ancestor
   // they both read is still in L2 for the second.
@@ -161,9 +166,8 @@ void PlanBuilder::schedule() {
   schedule_begin_.assign(clusters + 1, 0);
   heap_.clear();
   for (uint32_t cluster = 0; cluster < clusters; ++cluster) heap_.push_back({0.0, cluster});
-  const auto later = [](const std::pair<double, uint32_t>& a, const std::pair<double, uint32_t>& b) {
-    return a > b;
-  };
+  const auto later = [](const std::pair<double, uint32_t>& a,
+                        const std::pair<double, uint32_t>& b) { return a > b; };
   uint32_t entry = 0;
   for (const uint32_t job : order_) {
     for (uint32_t head = 0; head < num_heads; ++head, ++entry) {

@@ -8,11 +8,18 @@
 
 #include <algorithm>
 #include <climits>
+#include <utility>
+
+#include "capillary/error.h"
 
 namespace capillary {
 
 namespace {
 constexpr int32_t kLeafDepth = INT_MAX;
+// Segments of an element; what goes on after that is an element of its own.
+constexpr uint32_t kMaxSegments = 1024;
+// A plan that needs more than this is refused before it takes all memory.
+constexpr size_t kMaxPlanSegments = size_t{1} << 26;
 // A run may be this much too long or short if that puts its end between two elements.
 constexpr double kSnap = 0.04;
 }  // namespace
@@ -31,7 +38,8 @@ void PlanBuilder::build(const BuildRequest& request) {
   tile_times_ = request.tile_times;
   jobs_.clear(), rank_works_.clear(), phases_.clear(), items_.clear(), segments_.clear();
   merges_.clear(), partials_.clear(), splits_.clear(), job_costs_.clear();
-  max_slots_ = 0, num_page_ids_ = 0, split_row_count_ = 0, planned_tiles_ = 0, exchange_rows_ = 0, split_rows_ = 0;
+  max_slots_ = 0, num_page_ids_ = 0, split_row_count_ = 0, planned_tiles_ = 0, exchange_rows_ = 0,
+  split_rows_ = 0;
 
   const auto num_requests = static_cast<size_t>(forest_->num_requests());
   const auto nodes = forest_->nodes();
@@ -43,7 +51,8 @@ void PlanBuilder::build(const BuildRequest& request) {
   first_node_at_.resize(num_requests + 1);
   size_t node = 0;
   for (size_t position = 0; position <= num_requests; ++position) {
-    while (node < nodes.size() && nodes[node].request_begin < static_cast<int32_t>(position)) ++node;
+    while (node < nodes.size() && nodes[node].request_begin < static_cast<int32_t>(position))
+      ++node;
     first_node_at_[position] = static_cast<int32_t>(node);
   }
 
@@ -68,10 +77,36 @@ void PlanBuilder::build(const BuildRequest& request) {
   schedule();
 }
 
-void PlanBuilder::finish_element(Element* element) const {
+// Adds the last of element_segments_ to the element if the same queries share it.
+bool PlanBuilder::append_to(Element* element, int32_t query_begin, int32_t query_end,
+                            int32_t tiles) const {
+  if (element->query_begin != query_begin || element->query_end != query_end) return false;
+  if (element->num_segments >= kMaxSegments) return false;
+  element->num_segments += 1;
+  element->tiles += tiles;
+  return true;
+}
+
+// An element of the last of element_segments_.
+void PlanBuilder::add_element(int32_t query_begin, int32_t query_end, int32_t level,
+                              int32_t tiles) {
+  const auto segment = static_cast<uint32_t>(element_segments_.size() - 1);
+  const int32_t depth = query_end - query_begin == 1 ? kLeafDepth : level;
+  elements_.push_back({query_begin, query_end, level, depth, segment, 1, tiles, false, 0});
+}
+
+void PlanBuilder::finish_element(const QueryGroup& group, Element* element) const {
   const int32_t num_rows = rows(*element);
-  element->wide = num_rows > kMaxNarrowRows;
-  element->tile_us = tile_times_[static_cast<size_t>(tile_class(num_rows))];
+  // Narrow work on shared keys needs slots for the partials of all streams; wide work has one partial.
+  const int32_t group_rows = (group.query_end - group.query_begin) * group_size_;
+  const int32_t stream_slots = (table_.num_streams - 1) * num_rows;
+  const bool crowded = element->query_end - element->query_begin > 1 &&
+                       element->tiles > table_.num_streams &&
+                       group_rows + stream_slots > table_.num_slots;
+  element->wide = num_rows > kMaxNarrowRows || crowded;
+  const int row_class =
+      tile_class(element->wide ? std::max(num_rows, kMaxNarrowRows + 1) : num_rows);
+  element->tile_us = tile_times_[static_cast<size_t>(row_class)];
 }
 
 void PlanBuilder::collect_elements(const QueryGroup& group) {
@@ -82,34 +117,33 @@ void PlanBuilder::collect_elements(const QueryGroup& group) {
        node = nodes[static_cast<size_t>(node)].parent)
     path_.push_back(node);
   std::reverse(path_.begin(), path_.end());
-  const int32_t later_begin = first_node_at_[static_cast<size_t>(group.query_begin) + 1];
-  const int32_t later_end = first_node_at_[static_cast<size_t>(group.query_end)];
-  const auto count = static_cast<int32_t>(path_.size()) + std::max(later_end - later_begin, 0);
-  for (int32_t i = 0; i < count; ++i) {
-    const auto on_path = static_cast<int32_t>(path_.size());
-    const int32_t index = i < on_path ? path_[static_cast<size_t>(i)] : later_begin + i - on_path;
+  const auto add = [&](int32_t index) {
     const ForestNode& node = nodes[static_cast<size_t>(index)];
     const int32_t begin = std::max(node.request_begin, group.query_begin);
     const int32_t end = std::min(node.request_end, group.query_end);
     const int32_t tiles = (node.num_tokens + kTileTokens - 1) / kTileTokens;
     const int32_t above = node.parent < 0 ? -1 : element_of_node_[static_cast<size_t>(node.parent)];
     element_segments_.push_back({node.page_offset, 0, node.num_tokens, node.token_begin, 0});
+    // The same queries see both: one element walks both nodes.
+    if (above >= 0 && append_to(&elements_[static_cast<size_t>(above)], begin, end, tiles)) {
+      element_of_node_[static_cast<size_t>(index)] = above;
+      return;
+    }
+    element_of_node_[static_cast<size_t>(index)] = static_cast<int32_t>(elements_.size());
+    int32_t level = 0;
     if (above >= 0) {
       Element& parent = elements_[static_cast<size_t>(above)];
-      if (parent.query_begin == begin && parent.query_end == end) {
-        // The same queries see both: one element walks both nodes.
-        parent.num_segments += 1;
-        parent.tiles += tiles;
-        element_of_node_[static_cast<size_t>(index)] = above;
-        continue;
-      }
+      parent.depth = parent.level;
+      level = parent.level + 1;
     }
-    const int32_t depth = above < 0 ? 0 : elements_[static_cast<size_t>(above)].depth + 1;
-    element_of_node_[static_cast<size_t>(index)] = static_cast<int32_t>(elements_.size());
-    elements_.push_back({begin, end, end - begin == 1 ? kLeafDepth : depth,
-                         static_cast<uint32_t>(element_segments_.size() - 1), 1, tiles, false, 0});
-  }
-  for (Element& element : elements_) finish_element(&element);
+    add_element(begin, end, level, tiles);
+  };
+  for (const int32_t index : path_) add(index);
+  const int32_t later_end = first_node_at_[static_cast<size_t>(group.query_end)];
+  for (int32_t index = first_node_at_[static_cast<size_t>(group.query_begin) + 1];
+       index < later_end; ++index)
+    add(index);
+  for (Element& element : elements_) finish_element(group, &element);
 }
 
 void PlanBuilder::collect_flat_elements(const QueryGroup& group) {
@@ -119,17 +153,18 @@ void PlanBuilder::collect_flat_elements(const QueryGroup& group) {
     for (int32_t node = forest_->request_node()[static_cast<size_t>(query)]; node >= 0;
          node = nodes[static_cast<size_t>(node)].parent)
       path_.push_back(node);
-    if (path_.empty()) continue;
-    Element element{query, query + 1, kLeafDepth, static_cast<uint32_t>(element_segments_.size()),
-                    static_cast<uint32_t>(path_.size()), 0, false, 0};
+    const size_t first = elements_.size();
     for (size_t i = path_.size(); i-- > 0;) {
       const ForestNode& node = nodes[static_cast<size_t>(path_[i])];
+      const int32_t tiles = (node.num_tokens + kTileTokens - 1) / kTileTokens;
       element_segments_.push_back({node.page_offset, 0, node.num_tokens, node.token_begin, 0});
-      element.tiles += (node.num_tokens + kTileTokens - 1) / kTileTokens;
+      if (elements_.size() > first && append_to(&elements_.back(), query, query + 1, tiles))
+        continue;
+      if (elements_.size() > first) elements_.back().depth = elements_.back().level;
+      add_element(query, query + 1, static_cast<int32_t>(elements_.size() - first), tiles);
     }
-    finish_element(&element);
-    elements_.push_back(element);
   }
+  for (Element& element : elements_) finish_element(group, &element);
 }
 
 void PlanBuilder::cut_into_runs(const QueryGroup& group) {
@@ -209,14 +244,19 @@ void PlanBuilder::emit_run(int32_t run) {
   main_slots_ = (query_max - query_min) * group_size_;
   next_extra_slot_ = main_slots_;
 
-  phase_parts_.assign(parts.begin(), parts.end());
   // By depth, wide before narrow; one query's own keys last: they may start from any shared partial.
+  phase_parts_.clear();
+  for (const Part& part : parts)
+    if (elements_[part.element].depth != kLeafDepth) phase_parts_.push_back(part);
   const auto key = [&](const Part& part) {
     const Element& element = elements_[part.element];
     return std::pair(element.depth, element.wide ? 0 : 1);
   };
-  std::stable_sort(phase_parts_.begin(), phase_parts_.end(),
-                   [&](const Part& a, const Part& b) { return key(a) < key(b); });
+  std::sort(phase_parts_.begin(), phase_parts_.end(), [&](const Part& a, const Part& b) {
+    return std::pair(key(a), a.element) < std::pair(key(b), b.element);
+  });
+  for (const Part& part : parts)
+    if (elements_[part.element].depth == kLeafDepth) phase_parts_.push_back(part);
   for (size_t begin = 0; begin < phase_parts_.size();) {
     size_t end = begin + 1;
     while (end < phase_parts_.size() && key(phase_parts_[end]) == key(phase_parts_[begin])) ++end;
@@ -233,6 +273,10 @@ void PlanBuilder::emit_run(int32_t run) {
   rank_works_[work].num_segments =
       static_cast<uint32_t>(segments_.size()) - rank_works_[work].segment_begin;
   max_slots_ = std::max(max_slots_, next_extra_slot_);
+  if (segments_.size() > kMaxPlanSegments)
+    throw UnsupportedConfig(five_parts(
+        "Planner::plan", "batch", "needs too large a plan", "need at most 2^26 runs of keys",
+        "plan fewer requests a step or share fewer nested prefixes"));
   JobCost& cost = job_costs_[static_cast<size_t>(first_job_ + run / cluster_size_)];
   cost.us = std::max(cost.us, run_us_[static_cast<size_t>(run)] +
                                   rank_works_[work].num_phases * model_.profile().item_start_us);
@@ -241,12 +285,10 @@ void PlanBuilder::emit_run(int32_t run) {
 WorkItem PlanBuilder::make_item(const Part& part, int32_t run) {
   const Element& element = elements_[part.element];
   WorkItem item{};
-  item.row_begin = static_cast<uint16_t>((element.query_begin -
-                                          jobs_[static_cast<size_t>(first_job_)].query_begin) *
-                                         group_size_);
+  item.row_begin = static_cast<uint16_t>(
+      (element.query_begin - jobs_[static_cast<size_t>(first_job_)].query_begin) * group_size_);
   item.num_rows = static_cast<uint16_t>(rows(element));
-  const auto slot =
-      static_cast<int16_t>((element.query_begin - slot_base_query_) * group_size_);
+  const auto slot = static_cast<int16_t>((element.query_begin - slot_base_query_) * group_size_);
   // Either an ancestor's part ran in this run, then for all of this element's queries, or none did.
   const bool started = emitted_run_[static_cast<size_t>(element.query_begin)] == run;
   item.init_slot = started ? slot : kNoSlot;
@@ -350,7 +392,8 @@ void PlanBuilder::emit_narrow_phase(std::span<const Part> parts, int32_t run) {
       int32_t take = tiles;
       if (!last_stream && tiles > room) {
         const bool worth = room >= kMinStreamPiece && tiles - room >= kMinStreamPiece;
-        const int32_t rest_slot = tile == part.tile_begin ? next_extra_slot_ : next_extra_slot_ + num_rows;
+        const int32_t rest_slot =
+            tile == part.tile_begin ? next_extra_slot_ : next_extra_slot_ + num_rows;
         if (worth && rest_slot + num_rows <= table_.num_slots) {
           take = room;
         } else if (room * 2 < tiles && phase.stream_items[stream] > 0) {
@@ -373,8 +416,7 @@ void PlanBuilder::emit_narrow_phase(std::span<const Part> parts, int32_t run) {
         if (item.destination == Destination::kOutput) finished_[index] = 1;
         if (first_piece && emitted_run_[index] == run) continue;  // accumulates into a known slot
         if (item.destination == Destination::kSlot)
-          add_entry(query, run,
-                    item.dest_slot + (query - element.query_begin) * group_size_);
+          add_entry(query, run, item.dest_slot + (query - element.query_begin) * group_size_);
       }
       place(item);
       tile += take;

@@ -58,7 +58,8 @@ class PlanBuilder {
   // A run of segments that exactly the queries [query_begin, query_end) of the group share.
   struct Element {
     int32_t query_begin, query_end;
-    int32_t depth;  // of its chain of elements; kLeafDepth for one query's own keys
+    int32_t level;  // of its chain of elements
+    int32_t depth;  // the same, but kLeafDepth for the last of one query's own keys
     uint32_t segment_begin, num_segments;
     int32_t tiles;
     bool wide;
@@ -78,7 +79,9 @@ class PlanBuilder {
 
   void collect_elements(const QueryGroup& group);
   void collect_flat_elements(const QueryGroup& group);
-  void finish_element(Element* element) const;
+  bool append_to(Element* element, int32_t query_begin, int32_t query_end, int32_t tiles) const;
+  void add_element(int32_t query_begin, int32_t query_end, int32_t level, int32_t tiles);
+  void finish_element(const QueryGroup& group, Element* element) const;
   void cut_into_runs(const QueryGroup& group);
   void emit_run(int32_t run);
   void emit_phases(int32_t run);

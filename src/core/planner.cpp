@@ -20,7 +20,11 @@ constexpr int kReasonBytes = 320;
 constexpr double kNeverUs = 1e30;
 // Jobs a cluster that are tried: more only add to the starts of jobs. With few KV heads a job more or less
 // changes little, so few counts will do.
-constexpr int32_t most_rounds(int32_t num_kv_heads) { return num_kv_heads < 4 ? 2 : 4; }
+constexpr int32_t most_rounds(int32_t num_kv_heads) {
+  return num_kv_heads < 4 ? 2 : 4;
+}
+constexpr int64_t kMostJobsInARow = 8;
+constexpr int64_t kLeastBusy = 5;  // one in so many SMs
 constexpr int32_t kMaxPieces = 1 << 20;
 
 void check_shape(const ModelShape& shape) {
@@ -80,10 +84,11 @@ struct Planner::Impl {
 
   void search(const PrefixForest& forest);
   void search_sharing(const PrefixForest& forest, bool flat);
-  void try_pieces(Mode mode, int32_t num_pieces, bool keep_trees);
+  bool try_pieces(Mode mode, int32_t num_pieces, bool keep_trees);
   void collect_piece_counts();
   void note(const PlanCandidate& candidate);
   bool may_use(int index) const;
+  bool worth_trying(int index, int32_t num_pieces) const;
   void build(const PrefixForest& forest);
   void summarise(const PrefixForest& forest);
   void give_reason();
@@ -115,13 +120,14 @@ bool Planner::Impl::may_use(int index) const {
 // Job counts that fill the clusters of some size one to four times over, and those that rows force.
 void Planner::Impl::collect_piece_counts() {
   piece_counts.clear();
+  const auto tiles =
+      static_cast<int32_t>(std::clamp<int64_t>(grouping.unique_tiles(), 1, kMaxPieces));
   if (options.num_pieces != 0) {
-    piece_counts.push_back(options.num_pieces);
+    piece_counts.push_back(std::min(options.num_pieces, tiles));
     return;
   }
   const int32_t least = std::max(grouping.min_groups(), 1);
-  const auto most = static_cast<int32_t>(
-      std::clamp<int64_t>(grouping.unique_tiles() / kWideTiles, 1, kMaxPieces));
+  const int32_t most = std::max(tiles / kWideTiles, 1);
   piece_counts.push_back(least);
   for (int index = 0; index < kNumClusterSizes; ++index) {
     if (!may_use(index)) continue;
@@ -135,6 +141,7 @@ void Planner::Impl::collect_piece_counts() {
   piece_counts.erase(std::unique(piece_counts.begin(), piece_counts.end()), piece_counts.end());
 }
 
+// The same choice can come with and without trees kept whole: the better of both counts.
 void Planner::Impl::note(const PlanCandidate& candidate) {
   for (PlanCandidate& seen : candidates) {
     if (seen.mode != candidate.mode || seen.cluster_size != candidate.cluster_size ||
@@ -143,24 +150,36 @@ void Planner::Impl::note(const PlanCandidate& candidate) {
     seen.predicted_us = std::min(seen.predicted_us, candidate.predicted_us);
     return;
   }
-  candidates.push_back(candidate);
 }
 
-void Planner::Impl::try_pieces(Mode mode, int32_t num_pieces, bool keep_trees) {
-  const bool left_out = grouping.cut(num_pieces, keep_trees);
-  if (keep_trees && !left_out) return;  // the same groups as without
+// Neither a small share of the CTAs busy where more jobs are tried too, nor jobs by the dozen in a row.
+bool Planner::Impl::worth_trying(int index, int32_t num_pieces) const {
+  if (best_groups.empty() && num_pieces == piece_counts.back()) return true;
+  const int64_t jobs = int64_t{num_pieces} * shape.num_kv_heads;
+  const int64_t clusters = profile.max_clusters[static_cast<size_t>(index)];
+  if (num_pieces > piece_counts.front() && jobs > clusters * kMostJobsInARow) return false;
+  return num_pieces == piece_counts.back() || (jobs << index) * kLeastBusy >= profile.num_sms;
+}
+
+bool Planner::Impl::try_pieces(Mode mode, int32_t num_pieces, bool keep_trees) {
+  const bool cuts_trees = grouping.cut(num_pieces, keep_trees);
   for (int index = 0; index < kNumClusterSizes; ++index) {
-    if (!may_use(index)) continue;
+    if (!may_use(index) || !worth_trying(index, num_pieces)) continue;
     const int32_t cluster_size = 1 << index;
     const double good_us = best_groups.empty() ? kNeverUs : best.predicted_us;
     const Grouping::Estimate estimate =
         grouping.evaluate(cluster_size, profile.max_clusters[static_cast<size_t>(index)], good_us);
-    note({mode, cluster_size, num_pieces, estimate.us});
+    const PlanCandidate candidate{mode, cluster_size, num_pieces, estimate.us};
+    if (keep_trees)
+      note(candidate);
+    else
+      candidates.push_back(candidate);
     if (estimate.us >= good_us) continue;
-    best = {mode, cluster_size, num_pieces, estimate.us};
+    best = candidate;
     best_tile_times = estimate.tile_times;
     best_groups.assign(grouping.groups().begin(), grouping.groups().end());
   }
+  return cuts_trees;
 }
 
 void Planner::Impl::search_sharing(const PrefixForest& forest, bool flat) {
@@ -169,10 +188,8 @@ void Planner::Impl::search_sharing(const PrefixForest& forest, bool flat) {
                                                       : Mode::kAuto;
   grouping.set_forest(forest, flat);
   collect_piece_counts();
-  for (const int32_t num_pieces : piece_counts) {
-    try_pieces(mode, num_pieces, false);
-    if (!flat) try_pieces(mode, num_pieces, true);
-  }
+  for (const int32_t num_pieces : piece_counts)
+    if (try_pieces(mode, num_pieces, false)) try_pieces(mode, num_pieces, true);
 }
 
 void Planner::Impl::search(const PrefixForest& forest) {
