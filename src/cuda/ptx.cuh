@@ -107,6 +107,15 @@ __device__ __forceinline__ void prefetch_tensormap(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
+// Read-only data, 16 bytes; volatile so that it is read where it stands and not kept in registers over a loop.
+__device__ __forceinline__ uint4 ld_global_nc(const uint4* g_source) {
+  uint4 value;
+  asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "l"(g_source));
+  return value;
+}
+
 // --- fences and barriers -------------------------------------------------------------------------------
 // Orders this thread's ordinary shared-memory writes before later reads by the async proxy (wgmma).
 __device__ __forceinline__ void fence_proxy_async_shared_cta() {

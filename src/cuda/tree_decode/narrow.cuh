@@ -20,7 +20,16 @@ namespace capillary::tree_decode {
 
 template <class Tr>
 struct NarrowState {
-  uint4 q[Tr::kChunkSteps][2];   // rows g and g + 8, chunk 4i + t
+  // Rows g and g + 8 of the query, chunk 4i + t. From head_dim 192 on they do not fit beside the output and are
+  // read again for each tile (from L1).
+  static constexpr bool kKeepsQuery = Tr::kHalves <= 2;
+  uint4 q[kKeepsQuery ? Tr::kChunkSteps : 1][2];
+  const uint4* g_q[2];  // null: no such row
+  __device__ __forceinline__ uint4 query(int i, int r, uint32_t t) const {
+    const uint32_t chunk = 4u * static_cast<uint32_t>(i) + t;
+    if (g_q[r] == nullptr || chunk >= Tr::kChunks) return uint4{0, 0, 0, 0};
+    return ptx::ld_global_nc(g_q[r] + chunk);
+  }
   float o[Tr::kHalves][8][4];    // [u][j]: rows g (0, 1) and g + 8 (2, 3), columns 2t (0, 2), 2t + 1 (1, 3)
   float max[2];                  // base 2, of rows g and g + 8
   float sum[2];                  // this lane's share
@@ -34,15 +43,12 @@ __device__ __forceinline__ void narrow_begin(const WorkItem& item, const JobRows
   for (int r = 0; r < 2; ++r) {
     const uint32_t row = g + static_cast<uint32_t>(r) * 8;
     const bool real = row < item.num_rows;
-    const typename Tr::T* q =
-        rows.q<typename Tr::T>(item.row_begin + (real ? row : 0));
+    state.g_q[r] = real ? reinterpret_cast<const uint4*>(
+                              rows.q<typename Tr::T>(item.row_begin + row))
+                        : nullptr;
+    if constexpr (NarrowState<Tr>::kKeepsQuery)
 #pragma unroll
-    for (int i = 0; i < Tr::kChunkSteps; ++i) {
-      const uint32_t chunk = 4u * static_cast<uint32_t>(i) + t;
-      state.q[i][r] = real && chunk < Tr::kChunks
-                          ? __ldg(reinterpret_cast<const uint4*>(q) + chunk)
-                          : uint4{0, 0, 0, 0};
-    }
+      for (int i = 0; i < Tr::kChunkSteps; ++i) state.q[i][r] = state.query(i, r, t);
     state.max[r] = -INFINITY;
     state.sum[r] = 0.0f;
     const bool resumed = item.init_slot != kNoSlot && real;
@@ -82,14 +88,20 @@ __device__ __forceinline__ void narrow_scores(const unsigned char* s_k, const Na
 #pragma unroll
   for (int i = 0; i < Tr::kChunkSteps; ++i) {
     const uint32_t chunk = 4u * static_cast<uint32_t>(i) + t;
+    uint4 top, bottom;
+    if constexpr (NarrowState<Tr>::kKeepsQuery) {
+      top = state.q[i][0];
+      bottom = state.q[i][1];
+    } else {
+      top = state.query(i, 0, t);
+      bottom = state.query(i, 1, t);
+    }
 #pragma unroll
     for (int b = 0; b < 2; ++b) {
       uint4 k{0, 0, 0, 0};
       if (Tr::kChunks % 4 == 0 || chunk < Tr::kChunks)
         k = *reinterpret_cast<const uint4*>(s_k + (8u * static_cast<uint32_t>(b) + g) * Tr::kRowBytes +
                                             chunk * 16);
-      const uint4& top = state.q[i][0];
-      const uint4& bottom = state.q[i][1];
       ptx::mma_m16n8k16<typename Tr::T>(scores[b], top.x, bottom.x, top.y, bottom.y, k.x, k.y);
       ptx::mma_m16n8k16<typename Tr::T>(scores[b], top.z, bottom.z, top.w, bottom.w, k.z, k.w);
     }

@@ -71,7 +71,7 @@ __device__ __forceinline__ void fetch_program(const KernelArgs& args, const Job&
 }
 
 template <class Tr>
-__device__ void walk_schedule(const KernelArgs& args, Storage<Tr>& storage) {
+__device__ __noinline__ void walk_schedule(const KernelArgs& args, Storage<Tr>& storage) {
   const PlanView plan(args.plan);
   const uint32_t cluster_size = ptx::cluster_nctarank();
   const uint32_t rank = ptx::cluster_ctarank();

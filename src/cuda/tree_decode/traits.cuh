@@ -12,6 +12,9 @@ struct Traits {
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr int kDim = padded_dim(kHeadDim);     // of shared memory rows and accumulators
   static constexpr int kHalves = kDim / 64;             // 128-byte column blocks of a swizzled tile
+  // Wide path: whether the warpgroups share the output's columns out (storage and registers allow 64 rows then).
+  static constexpr bool kSplitColumns = kHalves > 2;
+  static constexpr int kWideHalves = kSplitColumns ? 2 : kHalves;  // a warpgroup
   static constexpr int kChunks = kHeadDim / 8;          // 16-byte chunks of a K or V row
   static constexpr int kChunkSteps = (kChunks + 3) / 4;  // a quad of lanes takes four chunks a step
   static constexpr TileTable kTable = tile_table(kHeadDim);
@@ -34,8 +37,8 @@ struct Traits {
   // 65536 registers: 256 * 208 + 128 * 88 = 64512. The checks' error path costs the consumers registers, and a
   // checked build may spill in the load role.
 #ifdef CAPILLARY_CUDA_CHECKS
-  static constexpr int kConsumerRegisters = 232;
-  static constexpr int kProducerRegisters = 40;
+  static constexpr int kConsumerRegisters = 208;
+  static constexpr int kProducerRegisters = 88;
 #else
   static constexpr int kConsumerRegisters = 208;
   static constexpr int kProducerRegisters = 88;
@@ -43,6 +46,7 @@ struct Traits {
 
   static_assert(kHeadDim % 8 == 0 && kHeadDim >= 64 && kHeadDim <= 256);
   static_assert(kStages <= 32, "stage parities are kept in one 32-bit mask, a lane a stage");
+  static_assert(!kSplitColumns || kTable.max_job_rows <= 64);
   static_assert(kStages % kWideTiles == 0 && kStages % kStreams == 0);
   static_assert(kConsumerThreads * kConsumerRegisters + kProducerThreads * kProducerRegisters <=
                 65536);

@@ -3,6 +3,8 @@
 //
 // More than 64 rows: the two warpgroups take 64 rows each of every step. 64 or fewer: they take alternate steps
 // of the same rows and warpgroup 0 folds warpgroup 1's partial in at the end, through the item's own slots.
+// head_dim 192 and 256 (jobs of at most 64 rows there): both take every step of the same rows, work the same
+// scores out, and each keeps half of the output's columns: all of them do not fit one thread's registers.
 // S = Q K^T: Q in registers, K by descriptor, 64 x 64. O += P V: P is S's accumulator repacked, V by descriptor.
 // The scores of a step are multiplied out while the output of the step before is still in the tensor cores, and
 // the softmax runs beside that; the two warpgroups drift apart and fill each other's gaps.
@@ -20,7 +22,7 @@ namespace capillary::tree_decode {
 template <class Tr>
 struct WideState {
   uint32_t q[Tr::kDim / 16][4];
-  float o[Tr::kHalves][32];
+  float o[Tr::kWideHalves][32];
   float max[2];
   float sum[2];  // this lane's share
 };
@@ -35,10 +37,25 @@ __device__ __forceinline__ uint64_t swizzled_descriptor(const void* s_tile) {
 template <class Tr>
 struct WideRows {
   uint32_t warpgroup, first_row;  // of the item, for this warpgroup
-  bool alternate;                 // both warpgroups work on the same rows
+  bool alternate;                 // both warpgroups work on the same rows, a step each
   __device__ __forceinline__ explicit WideRows(const WorkItem& item)
-      : warpgroup(threadIdx.x / 128), alternate(item.num_rows <= 64) {
-    first_row = alternate ? 0 : warpgroup * 64;
+      : warpgroup(threadIdx.x / 128), alternate(!Tr::kSplitColumns && item.num_rows <= 64) {
+    first_row = alternate || Tr::kSplitColumns ? 0 : warpgroup * 64;
+  }
+  // Which 64 columns this warpgroup's accumulator h holds, and whether they exist (192 leaves one over, which
+  // repeats the last).
+  __device__ __forceinline__ uint32_t half(int h) const {
+    return Tr::kSplitColumns
+               ? min(warpgroup * Tr::kWideHalves + static_cast<uint32_t>(h), Tr::kHalves - 1u)
+               : static_cast<uint32_t>(h);
+  }
+  __device__ __forceinline__ bool owns(int h) const {
+    return !Tr::kSplitColumns || warpgroup * Tr::kWideHalves + static_cast<uint32_t>(h) < Tr::kHalves;
+  }
+  // One warpgroup speaks for the rows' maximum and sum.
+  __device__ __forceinline__ bool owns_state() const { return !Tr::kSplitColumns || warpgroup == 0; }
+  __device__ __forceinline__ int column(int h, int j) const {
+    return static_cast<int>(64 * half(h)) + 8 * j + 2 * static_cast<int>(threadIdx.x & 3u);
   }
   // Item row of this lane's row r (0: g, 1: g + 8).
   __device__ __forceinline__ uint32_t row(int r) const {
@@ -78,13 +95,13 @@ __device__ __forceinline__ void wide_begin(const WorkItem& item, const JobRows& 
       state.sum[r] = t == 0 ? saved.y : 0.0f;
     }
 #pragma unroll
-    for (int h = 0; h < Tr::kHalves; ++h)
+    for (int h = 0; h < Tr::kWideHalves; ++h)
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
         float2 value{0.0f, 0.0f};
         if (resumed)
           value = *reinterpret_cast<const float2*>(
-              slot_at(storage, slot, 64 * h + 8 * j + 2 * static_cast<int>(t)));
+              slot_at(storage, slot, mine.column(h, j)));
         state.o[h][4 * j + 2 * r] = value.x;
         state.o[h][4 * j + 2 * r + 1] = value.y;
       }
@@ -138,7 +155,7 @@ __device__ __forceinline__ void wide_softmax(float (&scores)[32], uint32_t valid
 template <class Tr>
 __device__ __forceinline__ void wide_rescale(const float (&correction)[2], WideState<Tr>& state) {
 #pragma unroll
-  for (int h = 0; h < Tr::kHalves; ++h)
+  for (int h = 0; h < Tr::kWideHalves; ++h)
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
       state.o[h][4 * j + 0] *= correction[0];
@@ -193,15 +210,15 @@ __device__ __forceinline__ void wide_pack(const float (&scores)[32], uint32_t (&
 
 template <class Tr>
 __device__ __forceinline__ void wide_issue_output(const unsigned char* s_v, const uint32_t (&p)[4][4],
-                                                  WideState<Tr>& state) {
+                                                  const WideRows<Tr>& mine, WideState<Tr>& state) {
   ptx::wgmma_fence();
 #pragma unroll
   for (int ks = 0; ks < 4; ++ks)
 #pragma unroll
-    for (int h = 0; h < Tr::kHalves; ++h)
+    for (int h = 0; h < Tr::kWideHalves; ++h)
       ptx::wgmma_m64n64k16<typename Tr::T, 1>(
           state.o[h], p[ks][0], p[ks][1], p[ks][2], p[ks][3],
-          swizzled_descriptor(s_v + h * Tr::kWideHalfBytes + ks * kTileTokens * 128), 1);
+          swizzled_descriptor(s_v + mine.half(h) * Tr::kWideHalfBytes + ks * kTileTokens * 128), 1);
   ptx::wgmma_commit();
 }
 
@@ -221,13 +238,15 @@ __device__ __forceinline__ void wide_store_slots(int first_slot, const WorkItem&
     const uint32_t row = mine.row(r);
     if (row >= item.num_rows) continue;
     const int slot = first_slot + static_cast<int>(row);
-    if (t == 0) storage.slot_state[slot] = {state.max[r], sum[r]};
+    if (t == 0 && mine.owns_state()) storage.slot_state[slot] = {state.max[r], sum[r]};
 #pragma unroll
-    for (int h = 0; h < Tr::kHalves; ++h)
+    for (int h = 0; h < Tr::kWideHalves; ++h) {
+      if (!mine.owns(h)) continue;
 #pragma unroll
       for (int j = 0; j < 8; ++j)
-        *reinterpret_cast<float2*>(slot_at(storage, slot, 64 * h + 8 * j + 2 * t)) = {
+        *reinterpret_cast<float2*>(slot_at(storage, slot, mine.column(h, j))) = {
             state.o[h][4 * j + 2 * r], state.o[h][4 * j + 2 * r + 1]};
+    }
   }
 }
 
@@ -236,7 +255,6 @@ template <class Tr>
 __device__ __forceinline__ void wide_fold(const WorkItem& item, const WideRows<Tr>& mine,
                                           Storage<Tr>& storage, WideState<Tr>& state,
                                           float (&sum)[2]) {
-  const int t = static_cast<int>(threadIdx.x & 3u);
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const uint32_t row = mine.row(r);
@@ -250,11 +268,11 @@ __device__ __forceinline__ void wide_fold(const WorkItem& item, const WideRows<T
     state.max[r] = fresh;
     sum[r] = sum[r] * mine_scale + other.y * other_scale;
 #pragma unroll
-    for (int h = 0; h < Tr::kHalves; ++h)
+    for (int h = 0; h < Tr::kWideHalves; ++h)
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
         const float2 value =
-            *reinterpret_cast<const float2*>(slot_at(storage, slot, 64 * h + 8 * j + 2 * t));
+            *reinterpret_cast<const float2*>(slot_at(storage, slot, mine.column(h, j)));
         float& low = state.o[h][4 * j + 2 * r];
         float& high = state.o[h][4 * j + 2 * r + 1];
         low = low * mine_scale + value.x * other_scale;
@@ -283,6 +301,10 @@ __device__ __forceinline__ void wide_end(const WorkItem& item, const JobRows& ro
     if (mine.warpgroup == 0) wide_fold(item, mine, storage, state, sum);
   }
   if (mine.alternate && mine.warpgroup == 1) return;
+  if (Tr::kSplitColumns) {
+    // Either warpgroup may be about to read init_slot's (max, sum), which the other is about to replace.
+    named_sync(NamedBarrier::kConsumers, Tr::kConsumerThreads);
+  }
   if (item.destination == Destination::kSlot) {
     wide_store_slots(item.dest_slot, item, mine, storage, state, sum);
     return;
@@ -295,15 +317,15 @@ __device__ __forceinline__ void wide_end(const WorkItem& item, const JobRows& ro
     const float inverse = sum[r] > 0.0f ? 1.0f / sum[r] : 0.0f;
     typename Tr::T* out = rows.out<typename Tr::T>(item.row_begin + row);
 #pragma unroll
-    for (int h = 0; h < Tr::kHalves; ++h)
+    for (int h = 0; h < Tr::kWideHalves; ++h)
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
-        const int dim = 64 * h + 8 * j + 2 * t;
-        if (Tr::kHeadDim % 64 != 0 && dim >= Tr::kHeadDim) continue;
+        const int dim = mine.column(h, j);
+        if (!mine.owns(h) || (Tr::kHeadDim % 64 != 0 && dim >= Tr::kHeadDim)) continue;
         *reinterpret_cast<uint32_t*>(out + dim) = pack2<typename Tr::T>(
             state.o[h][4 * j + 2 * r] * inverse, state.o[h][4 * j + 2 * r + 1] * inverse);
       }
-    if (t == 0) rows.write_lse(item.row_begin + row, state.max[r], sum[r]);
+    if (t == 0 && mine.owns_state()) rows.write_lse(item.row_begin + row, state.max[r], sum[r]);
   }
 }
 
@@ -372,7 +394,7 @@ __device__ __forceinline__ void wide_steps(const KernelArgs& args, Storage<Tr>& 
     wide_issue_scores<Tr>(next.keys(storage), state, scores);
     step.wait(storage.v_full, parities, Wait::kVFull);
     if (valid != kFullStep) wide_clear_v<Tr>(step.values(storage), valid, barrier);
-    wide_issue_output<Tr>(step.values(storage), p, state);
+    wide_issue_output<Tr>(step.values(storage), p, mine, state);
     ptx::wgmma_wait<1>();
     pin(scores);
     valid = next.valid(storage);
@@ -380,7 +402,7 @@ __device__ __forceinline__ void wide_steps(const KernelArgs& args, Storage<Tr>& 
     softmax_before_wait(state.sum);
     ptx::wgmma_wait<0>();
 #pragma unroll
-    for (int h = 0; h < Tr::kHalves; ++h) pin(state.o[h]);
+    for (int h = 0; h < Tr::kWideHalves; ++h) pin(state.o[h]);
     step.release(storage, mine.alternate);
     wide_rescale(correction, state);
     wide_pack<Tr>(scores, p);
@@ -388,10 +410,10 @@ __device__ __forceinline__ void wide_steps(const KernelArgs& args, Storage<Tr>& 
   }
   step.wait(storage.v_full, parities, Wait::kVFull);
   if (valid != kFullStep) wide_clear_v<Tr>(step.values(storage), valid, barrier);
-  wide_issue_output<Tr>(step.values(storage), p, state);
+  wide_issue_output<Tr>(step.values(storage), p, mine, state);
   ptx::wgmma_wait<0>();
 #pragma unroll
-  for (int h = 0; h < Tr::kHalves; ++h) pin(state.o[h]);
+  for (int h = 0; h < Tr::kWideHalves; ++h) pin(state.o[h]);
   step.release(storage, mine.alternate);
 }
 
