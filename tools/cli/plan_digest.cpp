@@ -51,8 +51,9 @@ class RankSummer {
 
  private:
   double item_us(const WorkItem& item, bool wide) const {
-    const double tile_us =
-        std::max(model_.hbm_tile_us(active_ctas_), model_.compute_tile_us(item.num_rows, wide));
+    const int item_class = wide ? std::max(tile_class(item.num_rows), 1) : 0;
+    const double tile_us = std::max(model_.load_us(active_ctas_, 1.0),
+                                    model_.compute_us()[static_cast<size_t>(item_class)]);
     return tile_us * item.num_tiles;
   }
 
@@ -119,6 +120,7 @@ PlanDigest digest_plan(const Plan& plan, const PrefixForest& forest, const Model
     sum.num_queries = job.num_queries;
     sum.needs_exchange = job.needs_exchange != 0;
     groups.emplace(job.query_begin, job.num_queries);
+    int64_t merged_rows = 0;
     for (int32_t rank = 0; rank < header.cluster_size; ++rank) {
       const size_t work = static_cast<size_t>(j) * static_cast<size_t>(header.cluster_size) +
                           static_cast<size_t>(rank);
@@ -126,11 +128,13 @@ PlanDigest digest_plan(const Plan& plan, const PrefixForest& forest, const Model
       const RankDigest& added = sum.ranks.back();
       sum.kv_bytes += added.kv_bytes;
       sum.peer_rows += added.peer_rows;
+      merged_rows += added.merged_rows;
       sum.us = std::max(sum.us, added.us);
       digest.wide_items += added.wide_items;
       digest.narrow_items += added.narrow_items;
     }
-    sum.us += profile.job_start_us + model.exchange_us(sum.peer_rows, header.cluster_size);
+    sum.us += profile.job_start_us +
+              model.exchange_us(merged_rows, sum.peer_rows, header.cluster_size);
     digest.jobs.push_back(std::move(sum));
   }
   digest.num_groups = static_cast<int32_t>(groups.size());
