@@ -10,7 +10,7 @@ namespace avx2 {
 namespace {
 
 constexpr int kLanes = 8;
-constexpr int kScoreVecs = 8;
+constexpr int kScoreTokens = 4;
 constexpr int kOutRows = 4;
 constexpr int kOutVecs = 2;
 

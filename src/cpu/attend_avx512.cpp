@@ -10,7 +10,7 @@ namespace avx512 {
 namespace {
 
 constexpr int kLanes = 16;
-constexpr int kScoreVecs = 16;
+constexpr int kScoreTokens = 8;
 constexpr int kOutRows = 4;
 constexpr int kOutVecs = 4;
 

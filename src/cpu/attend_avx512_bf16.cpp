@@ -11,7 +11,7 @@ namespace avx512_bf16 {
 namespace {
 
 constexpr int kLanes = 16;
-constexpr int kScoreVecs = 16;
+constexpr int kScoreTokens = 8;
 constexpr int kOutRows = 4;
 constexpr int kOutVecs = 4;
 

@@ -7,7 +7,7 @@ namespace generic {
 namespace {
 
 constexpr int kLanes = 4;
-constexpr int kScoreVecs = 8;
+constexpr int kScoreTokens = 2;
 constexpr int kOutRows = 4;
 constexpr int kOutVecs = 2;
 

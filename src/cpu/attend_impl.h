@@ -23,7 +23,7 @@ typedef uint16_t HalfVec __attribute__((vector_size(kLanes * 2)));
 #define CAPILLARY_UNROLL _Pragma("GCC unroll 16")
 #endif
 
-constexpr int kPanelVecs = 2;  // vectors of rows that a wide Q panel holds
+constexpr int kPanelVecs = 3;  // vectors of rows that a Q panel holds
 constexpr int kPanelRows = kPanelVecs * kLanes;
 
 template <class T>
@@ -129,7 +129,7 @@ class Prefetcher {
 template <int kVecs>
 void scores_fp32(const float* panel, const float* keys, int dim, int num_tokens, float* scores,
                  int row_stride, Prefetcher& prefetcher) {
-  constexpr int kTokens = kScoreVecs / kVecs;
+  constexpr int kTokens = kScoreTokens;
   const int stride = static_cast<int>(padded_floats(dim));
   for (int t = 0; t < num_tokens; t += kTokens) {
     prefetcher.step();
@@ -138,7 +138,7 @@ void scores_fp32(const float* panel, const float* keys, int dim, int num_tokens,
     for (int i = 0; i < dim; ++i) {
       Vec q[kVecs];
       CAPILLARY_UNROLL
-      for (int v = 0; v < kVecs; ++v) q[v] = load<Vec>(panel + i * kPanelRows + v * kLanes);
+      for (int v = 0; v < kVecs; ++v) q[v] = load<Vec>(panel + (i * kVecs + v) * kLanes);
       CAPILLARY_UNROLL
       for (int j = 0; j < kTokens; ++j) {
         const Vec k = broadcast(key[j * stride + i]);
@@ -159,7 +159,7 @@ void scores_fp32(const float* panel, const float* keys, int dim, int num_tokens,
 template <int kVecs>
 void scores_pairs(const float* panel, const std::byte* const* keys, int dim, int num_tokens,
                   float* scores, int row_stride, Prefetcher& prefetcher) {
-  constexpr int kTokens = kScoreVecs / kVecs;
+  constexpr int kTokens = kScoreTokens;
   for (int t = 0; t < num_tokens; t += kTokens) {
     prefetcher.step();
     const std::byte* key[kTokens];
@@ -168,7 +168,7 @@ void scores_pairs(const float* panel, const std::byte* const* keys, int dim, int
     for (int i = 0; i < dim / 2; ++i) {
       IntVec q[kVecs];
       CAPILLARY_UNROLL
-      for (int v = 0; v < kVecs; ++v) q[v] = load<IntVec>(panel + i * kPanelRows + v * kLanes);
+      for (int v = 0; v < kVecs; ++v) q[v] = load<IntVec>(panel + (i * kVecs + v) * kLanes);
       CAPILLARY_UNROLL
       for (int j = 0; j < kTokens; ++j) {
         const IntVec k = load<int32_t>(key[j] + i * 4) - IntVec{};
@@ -276,7 +276,7 @@ void accumulate_all(const AttendRows& rows, const float* weights, int row_stride
 // ---- the kernel's functions ----
 
 int padded_rows(int num_rows) {
-  return (num_rows + kPanelRows - 1) / kPanelRows * kPanelRows;
+  return (num_rows + kLanes - 1) / kLanes * kLanes;
 }
 
 int64_t packed_floats(int max_rows, int head_dim) {
@@ -298,22 +298,28 @@ CAPILLARY_INLINE bool uses_pairs(CacheType type, int head_dim) {
 #endif
 }
 
+CAPILLARY_INLINE int smaller(int a, int b) {
+  return a < b ? a : b;
+}
 CAPILLARY_INLINE uint32_t bits_of(float value) {
   return load<uint32_t>(&value);
 }
 
+// Panels of kPanelRows rows, the last of as many vectors as are left: element i (or pair i) of all rows of a
+// panel, then element i + 1; rows that are not there are 0.
 void pack_queries(int num_rows, int head_dim, CacheType type, const float* q, float* packed) {
   const bool pairs = uses_pairs(type, head_dim);
   const int depth = pairs ? head_dim / 2 : head_dim;
   for (int first = 0; first < num_rows; first += kPanelRows) {
     float* panel = packed + static_cast<int64_t>(first) * depth;
-    for (int r = 0; r < kPanelRows; ++r) {
+    const int width = smaller(kPanelRows, padded_rows(num_rows) - first);
+    const int used = smaller(kPanelRows, num_rows - first);
+    if (used < width) __builtin_memset(panel, 0, static_cast<size_t>(width) * depth * 4);
+    for (int r = 0; r < used; ++r) {
       const float* row = q + static_cast<int64_t>(first + r) * head_dim;
       for (int i = 0; i < depth; ++i) {
-        float* to = panel + i * kPanelRows + r;
-        if (first + r >= num_rows)
-          *to = 0.0f;
-        else if (pairs)
+        float* to = panel + i * width + r;
+        if (pairs)
           store(to, bits_of(row[2 * i]) >> 16 | (bits_of(row[2 * i + 1]) & 0xffff0000u));
         else
           *to = row[i];
@@ -350,13 +356,16 @@ void attend_typed(const AttendRows& rows, const TokenBlock& block, const TokenBl
   if (!pairs) convert_block<kType>(block.k, num_tokens, rows.head_dim, keys);
   convert_block<kType>(block.v, num_tokens, rows.head_dim_v, values);
 
-  const int score_steps = (num_rows + kLanes - 1) / kLanes * kBlockTokens / kScoreVecs;
+  const int score_steps = (num_rows + kPanelRows - 1) / kPanelRows * kBlockTokens / kScoreTokens;
   const int out_steps = num_rows / kOutRows * (rows.head_dim_v / (kOutVecs * kLanes));
   Prefetcher prefetcher(rows, next, score_steps + out_steps);
   for (int first = 0; first < num_rows; first += kPanelRows) {
     const float* panel =
         rows.packed_q + static_cast<int64_t>(first) * (pairs ? rows.head_dim / 2 : rows.head_dim);
-    if (num_rows - first > kLanes)
+    const int vecs = (num_rows - first + kLanes - 1) / kLanes;
+    if (vecs >= 3)
+      panel_scores<3>(rows, block, panel, keys, scores + first, row_stride, prefetcher);
+    else if (vecs == 2)
       panel_scores<2>(rows, block, panel, keys, scores + first, row_stride, prefetcher);
     else
       panel_scores<1>(rows, block, panel, keys, scores + first, row_stride, prefetcher);
