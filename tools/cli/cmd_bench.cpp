@@ -221,7 +221,8 @@ int run_bench(const BenchOptions& options) {
         ++done;
       }
     }
-  } catch (const Interrupted&) {
+  } catch (...) {
+    // What was measured before an interruption or an error is kept.
     if (show_progress) fmt::print(stderr, "\r{:80}\r", "");
     output.finish(device->description());
     std::fflush(stdout);
