@@ -41,6 +41,9 @@ void Grouping::set_forest(const PrefixForest& forest, bool flat) {
   shared_.clear();
   unique_tiles_ = 0;
   read_nodes(forest, flat);
+  // Requests planned alone read what they share at different times.
+  const int64_t unique_bytes = unique_tiles_ * model_.tile_bytes() * model_.shape().num_kv_heads;
+  rereads_hit_l2_ = !flat || unique_bytes <= model_.profile().l2_bytes;
   index_cuts();
 }
 
@@ -294,9 +297,10 @@ Grouping::Estimate Grouping::evaluate(int32_t cluster_size, int32_t max_clusters
   const auto wanted =
       std::max<int64_t>(num_pieces_, static_cast<int64_t>(groups_.size())) * num_heads;
   const auto active = static_cast<int>(std::min<int64_t>(max_clusters, wanted)) * cluster_size;
-  const double load_us =
-      model_.load_us(active, static_cast<double>(estimate.planned_tiles) /
-                                 static_cast<double>(std::max<int64_t>(unique_tiles_, 1)));
+  const int64_t hbm_tiles =
+      std::max<int64_t>(rereads_hit_l2_ ? unique_tiles_ : estimate.planned_tiles, 1);
+  const double load_us = model_.load_us(
+      active, static_cast<double>(estimate.planned_tiles) / static_cast<double>(hbm_tiles));
   estimate.tile_times = model_.tile_times(load_us);
   const auto us_of = [&](const TileCounts& tiles) {
     double us = 0;
@@ -328,10 +332,10 @@ Grouping::Estimate Grouping::evaluate(int32_t cluster_size, int32_t max_clusters
     // After the last job nothing comes in.
     last_us = std::max(last_us, std::max(parts.tiles_us, parts.compute_us) + parts.other_us - us);
   }
-  const double unique_us = static_cast<double>(unique_tiles_ * model_.tile_bytes() * num_heads) /
-                           (model_.profile().hbm_gbps * 1e3);
+  const double hbm_us = static_cast<double>(hbm_tiles * model_.tile_bytes() * num_heads) /
+                        (model_.profile().hbm_gbps * 1e3);
   const double fixed_us = model_.profile().launch_us + last_us;
-  estimate.us = fixed_us + makespan(max_clusters, unique_us, good_us - fixed_us);
+  estimate.us = fixed_us + makespan(max_clusters, hbm_us, good_us - fixed_us);
   return estimate;
 }
 
