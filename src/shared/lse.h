@@ -11,11 +11,7 @@
 #include <cmath>
 #include <limits>
 
-#if defined(__CUDACC__)
-#define CAPILLARY_HD __host__ __device__
-#else
-#define CAPILLARY_HD
-#endif
+#include "shared/host_device.h"
 
 namespace capillary {
 
@@ -23,7 +19,7 @@ inline constexpr float kLog2E = 1.44269504088896340736f;
 inline constexpr float kLn2 = 0.69314718055994530942f;
 inline constexpr float kEmptyMax = -std::numeric_limits<float>::infinity();
 
-CAPILLARY_HD constexpr bool is_empty_lse(float value) {
+CAPILLARY_HOST_DEVICE constexpr bool is_empty_lse(float value) {
   return value == kEmptyMax || value == -kEmptyMax;
 }
 
@@ -35,7 +31,7 @@ struct MergeScales {
 };
 
 // The sides' maxima (or LSEs) in base 2.
-CAPILLARY_HD inline MergeScales merge_scales_base2(float max_a, float max_b) {
+CAPILLARY_HOST_DEVICE inline MergeScales merge_scales_base2(float max_a, float max_b) {
   const bool empty_a = is_empty_lse(max_a);
   const bool empty_b = is_empty_lse(max_b);
   if (empty_a) return {empty_b ? kEmptyMax : max_b, 0.0f, empty_b ? 0.0f : 1.0f};
@@ -44,7 +40,7 @@ CAPILLARY_HD inline MergeScales merge_scales_base2(float max_a, float max_b) {
   return {max, exp2f(max_a - max), exp2f(max_b - max)};
 }
 
-CAPILLARY_HD inline MergeScales merge_scales_base_e(float lse_a, float lse_b) {
+CAPILLARY_HOST_DEVICE inline MergeScales merge_scales_base_e(float lse_a, float lse_b) {
   const bool empty_a = is_empty_lse(lse_a);
   const bool empty_b = is_empty_lse(lse_b);
   if (empty_a) return {empty_b ? kEmptyMax : lse_b, 0.0f, empty_b ? 0.0f : 1.0f};
@@ -54,17 +50,17 @@ CAPILLARY_HD inline MergeScales merge_scales_base_e(float lse_a, float lse_b) {
 }
 
 // value * scale, where a scale of 0 wins over NaN and infinity.
-CAPILLARY_HD constexpr float weighted(float value, float scale) {
+CAPILLARY_HOST_DEVICE constexpr float weighted(float value, float scale) {
   return scale == 0.0f ? 0.0f : value * scale;
 }
 
 // What the un-normalised output is multiplied by at the end; 0 for a row without keys.
-CAPILLARY_HD constexpr float normaliser(float sum) {
+CAPILLARY_HOST_DEVICE constexpr float normaliser(float sum) {
   return sum == 0.0f ? 0.0f : 1.0f / sum;
 }
 
 // Natural-log LSE of a finished partial.
-CAPILLARY_HD inline float natural_lse(float max_base2, float sum) {
+CAPILLARY_HOST_DEVICE inline float natural_lse(float max_base2, float sum) {
   return sum == 0.0f ? kEmptyMax : (max_base2 + log2f(sum)) * kLn2;
 }
 
