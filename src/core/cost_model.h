@@ -42,14 +42,15 @@ class CostModel {
   // KV bytes of one tile of one KV head.
   int64_t tile_bytes() const { return tile_bytes_; }
 
-  // Loading a tile while `active_ctas` CTAs stream keys, `reread` times as many as there are: the first to
-  // ask for a key gets it from HBM, the others from L2.
+  // Loading a tile, on average, while `active_ctas` CTAs stream keys, `reread` times as many as there are: the
+  // first to ask for a key waits for its share of HBM, the others for L2. A CTA's loads come one after the
+  // other, so the two add up (measured: rereading is never free).
   double load_us(int active_ctas, double reread) const {
     const double from_hbm = 1 / std::max(reread, 1.0);
-    const double l2 = std::max(profile_.l2_gbps_per_cta, profile_.hbm_gbps_per_cta);
-    const double alone = from_hbm * profile_.hbm_gbps_per_cta + (1 - from_hbm) * l2;
-    const double share = profile_.hbm_gbps / std::max(active_ctas, 1) / from_hbm;
-    return static_cast<double>(tile_bytes_) / (std::min(alone, share) * 1e3);
+    const double share =
+        std::min(profile_.hbm_gbps / std::max(active_ctas, 1), profile_.hbm_gbps_per_cta);
+    const double gbps_us = from_hbm / share + (1 - from_hbm) / profile_.l2_gbps_per_cta;
+    return static_cast<double>(tile_bytes_) * gbps_us / 1e3;
   }
   // The arithmetic of a tile, by class.
   const TileTimes& compute_us() const { return compute_us_; }
@@ -85,8 +86,10 @@ class CostModel {
 
   // A job's rows that meet those of other jobs in the workspace: each is a round trip through L2 for the
   // warp that has it (write, fence, see the other parts' tags, read them).
-  double split_us(int64_t num_rows, int cluster_size) const {
-    return static_cast<double>(rounds(num_rows, cluster_size)) * profile_.l2_merge_latency_us;
+  // The warp that comes last reads all parts, one after the other.
+  double split_us(int64_t num_rows, int num_parts, int cluster_size) const {
+    return static_cast<double>(rounds(num_rows, cluster_size)) *
+           (profile_.l2_merge_latency_us + num_parts * kPartUs);
   }
 
   int64_t partial_bytes() const { return partial_bytes_; }  // of one row

@@ -249,7 +249,7 @@ Grouping::JobParts Grouping::job_parts(const GroupWork& work, int32_t num_jobs,
       model_.exchange_us(num_rows, static_cast<int64_t>(partial_rows / num_jobs), cluster_size);
   if (num_jobs > 1) {
     const int32_t split_rows = work.shared_tiles > 0 ? num_rows : 2 * group_size_;
-    parts.other_us += model_.split_us(std::min(num_rows, split_rows), cluster_size);
+    parts.other_us += model_.split_us(std::min(num_rows, split_rows), num_jobs, cluster_size);
   }
   return parts;
 }

@@ -44,8 +44,10 @@ void PlanBuilder::build(const BuildRequest& request) {
   const auto num_requests = static_cast<size_t>(forest_->num_requests());
   const auto nodes = forest_->nodes();
   element_of_node_.resize(nodes.size());
-  for (auto* marks : {&last_run_, &emitted_run_, &entry_head_, &entry_tail_})
+  for (auto* marks :
+       {&last_run_, &emitted_run_, &entry_head_, &entry_tail_, &leaf_run_, &top_run_})
     marks->assign(num_requests, -1);
+  top_element_.resize(num_requests);
   runs_of_query_.assign(num_requests, 0);
   finished_.assign(num_requests, 0);
   first_node_at_.resize(num_requests + 1);
@@ -255,8 +257,14 @@ void PlanBuilder::emit_run(int32_t run) {
   std::sort(phase_parts_.begin(), phase_parts_.end(), [&](const Part& a, const Part& b) {
     return std::pair(key(a), a.element) < std::pair(key(b), b.element);
   });
+  const auto num_shared = static_cast<ptrdiff_t>(phase_parts_.size());
   for (const Part& part : parts)
     if (elements_[part.element].depth == kLeafDepth) phase_parts_.push_back(part);
+  leaves_first_ = puts_leaves_first(run, static_cast<size_t>(num_shared));
+  if (leaves_first_) {
+    std::reverse(phase_parts_.begin(), phase_parts_.begin() + num_shared);
+    std::rotate(phase_parts_.begin(), phase_parts_.begin() + num_shared, phase_parts_.end());
+  }
   for (size_t begin = 0; begin < phase_parts_.size();) {
     size_t end = begin + 1;
     while (end < phase_parts_.size() && key(phase_parts_[end]) == key(phase_parts_[begin])) ++end;
@@ -282,6 +290,48 @@ void PlanBuilder::emit_run(int32_t run) {
                                   rank_works_[work].num_phases * model_.profile().item_start_us);
 }
 
+// Every other job works from the leaves up: while one CTA's tensor cores are busy with the rows of a shared
+// node, its neighbour streams leaves, so that neither HBM nor the arithmetic of the card idles in step. A
+// shared item starts from its rows' slots, so all of its queries must have keys of their own in this run.
+bool PlanBuilder::puts_leaves_first(int32_t run, size_t num_shared) {
+  const int32_t job = first_job_ + run / cluster_size_;
+  if (job % 2 == 0 || num_shared == 0 || num_shared == phase_parts_.size()) return false;
+  bool any_wide = false;
+  for (size_t i = 0; i < num_shared; ++i) any_wide |= elements_[phase_parts_[i].element].wide;
+  if (!any_wide) return false;
+  for (size_t i = num_shared; i < phase_parts_.size(); ++i) {
+    const Element& leaf = elements_[phase_parts_[i].element];
+    if (leaf.wide) return false;
+    leaf_run_[static_cast<size_t>(leaf.query_begin)] = run;
+  }
+  for (size_t i = 0; i < num_shared; ++i) {
+    const Element& element = elements_[phase_parts_[i].element];
+    for (int32_t query = element.query_begin; query < element.query_end; ++query) {
+      if (leaf_run_[static_cast<size_t>(query)] != run) return false;
+      // By depth, so the last one to write here is the deepest: keep the first, which then comes last.
+      if (top_run_[static_cast<size_t>(query)] != run) {
+        top_run_[static_cast<size_t>(query)] = run;
+        top_element_[static_cast<size_t>(query)] = phase_parts_[i].element;
+      }
+    }
+  }
+  return true;
+}
+
+// Whether the element's rows are complete after it: it comes last in this run, and there is no other partial.
+bool PlanBuilder::completes(uint32_t element_index, int32_t run) const {
+  const Element& element = elements_[element_index];
+  for (int32_t query = element.query_begin; query < element.query_end; ++query) {
+    const auto index = static_cast<size_t>(query);
+    if (runs_of_query_[index] != 1) return false;
+    const int32_t entry = entry_head_[index];
+    if (entry >= 0 && entries_[static_cast<size_t>(entry)].next >= 0) return false;
+    const bool has_top = leaves_first_ && top_run_[index] == run;
+    if (has_top ? top_element_[index] != element_index : element.depth != kLeafDepth) return false;
+  }
+  return true;
+}
+
 WorkItem PlanBuilder::make_item(const Part& part, int32_t run) {
   const Element& element = elements_[part.element];
   WorkItem item{};
@@ -293,11 +343,7 @@ WorkItem PlanBuilder::make_item(const Part& part, int32_t run) {
   const bool started = emitted_run_[static_cast<size_t>(element.query_begin)] == run;
   item.init_slot = started ? slot : kNoSlot;
   item.dest_slot = slot;
-  // Partials of the query in other runs, or in other slots of this one, leave something to merge.
-  const int32_t entry = entry_head_[static_cast<size_t>(element.query_begin)];
-  const bool complete = element.depth == kLeafDepth &&
-                        runs_of_query_[static_cast<size_t>(element.query_begin)] == 1 &&
-                        (entry < 0 || entries_[static_cast<size_t>(entry)].next < 0);
+  const bool complete = completes(part.element, run);
   item.destination = complete ? Destination::kOutput : Destination::kSlot;
   append_segments(element, part.tile_begin, part.tile_end, &item);
   return item;

@@ -87,6 +87,8 @@ class PlanBuilder {
   void emit_phases(int32_t run);
   void emit_narrow_phase(std::span<const Part> parts, int32_t run);
   void emit_wide_phase(std::span<const Part> parts, int32_t run);
+  bool puts_leaves_first(int32_t run, size_t num_shared);
+  bool completes(uint32_t element_index, int32_t run) const;
   WorkItem make_item(const Part& part, int32_t run);
   void append_segments(const Element& element, int32_t tile_begin, int32_t tile_end,
                        WorkItem* item);
@@ -125,6 +127,10 @@ class PlanBuilder {
   std::vector<int32_t> last_run_;       // marks: last run that touched it
   std::vector<int32_t> emitted_run_;    // marks: last run that emitted an item for it
   std::vector<int32_t> entry_head_, entry_tail_;
+  std::vector<int32_t> leaf_run_;       // marks: last run with keys of the query's own
+  std::vector<int32_t> top_run_;        // marks: last run whose top_element_ this is
+  std::vector<uint32_t> top_element_;   // the shallowest shared element over the query in that run
+  bool leaves_first_ = false;           // the run in hand goes from the leaves up
   std::vector<uint8_t> finished_;  // an item writes the query's output directly
   std::vector<Entry> entries_;
   std::vector<std::pair<int32_t, Merge>> placed_merges_;  // (job of the group, merge)
