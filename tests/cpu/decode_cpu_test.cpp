@@ -14,10 +14,9 @@ namespace {
 void expect_passes(const CheckCase& check_case, uint64_t seed) {
   const auto backend = make_cpu_backend();
   const CheckResult result = run_case(check_case, seed, *backend);
-  EXPECT_EQ(result.outcome, CheckResult::Outcome::kPassed)
-      << result.message << "\n"
-      << describe(check_case) << "\n"
-      << result.reproducer;
+  EXPECT_EQ(result.outcome, CheckResult::Outcome::kPassed) << result.message << "\n"
+                                                           << describe(check_case) << "\n"
+                                                           << result.reproducer;
 }
 
 std::string test_name(const std::string& name) {
@@ -29,7 +28,9 @@ std::string test_name(const std::string& name) {
 
 class CheckTable : public ::testing::TestWithParam<CheckCase> {};
 
-TEST_P(CheckTable, MatchesOracle) { expect_passes(GetParam(), 1); }
+TEST_P(CheckTable, MatchesOracle) {
+  expect_passes(GetParam(), 1);
+}
 
 INSTANTIATE_TEST_SUITE_P(Cpu, CheckTable, ::testing::ValuesIn(case_table()),
                          [](const auto& test) { return test_name(test.param.name); });
