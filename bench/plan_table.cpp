@@ -43,17 +43,20 @@ RankTimes rank_times(const PlanView& plan, const CostModel& model, const Job& jo
     times.compute_us += item.num_tiles * model.compute_us()[row_class];
   }
   int64_t num_rows = 0, partial_rows = 0, split_rows = 0;
+  int split_parts = 0;
   for (uint32_t i = 0; i < work.num_merges; ++i) {
     const Merge& merge = plan.merges()[work.merge_begin + i];
     num_rows += merge.num_rows;
     partial_rows += int64_t{merge.num_rows} * merge.num_partials;
-    if (merge.destination == Destination::kWorkspace) split_rows += merge.num_rows;
+    if (merge.destination != Destination::kWorkspace) continue;
+    split_rows += merge.num_rows;
+    split_parts = std::max<int>(split_parts, plan.splits()[merge.split].num_parts);
   }
   const int32_t cluster_size = plan.header().cluster_size;
   if (job.needs_exchange != 0)
     times.other_us +=
         model.exchange_us(num_rows * cluster_size, partial_rows * cluster_size, cluster_size);
-  times.other_us += model.split_us(split_rows, 1);
+  times.other_us += model.split_us(split_rows, split_parts, 1);
   return times;
 }
 

@@ -226,7 +226,9 @@ Grouping::JobParts Grouping::job_parts(const GroupWork& work, int32_t num_jobs,
       parts.compute_us = std::max(
           parts.compute_us, std::min(all_us, rank_us * model_.compute_us()[i] / tile_times[i]));
   }
-  const double phases = std::min<double>(work.num_levels, work.num_elements * share + 1);
+  // Every rank has a phase, and one more for every element that a run goes on to.
+  const double phases =
+      std::min<double>(work.num_levels, 1 + std::max(work.num_elements - 1, 0) * share);
   parts.other_us += phases * profile.item_start_us;
   if (ranks == 1) return parts;
   parts.tiles_us *= 1 + kRankSkew * std::countr_zero(static_cast<uint32_t>(cluster_size));
