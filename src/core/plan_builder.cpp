@@ -20,8 +20,6 @@ constexpr int32_t kLeafDepth = INT_MAX;
 constexpr uint32_t kMaxSegments = 1024;
 // A plan that needs more than this is refused before it takes all memory.
 constexpr size_t kMaxPlanSegments = size_t{1} << 26;
-// A run may be this much too long or short if that puts its end between two elements.
-constexpr double kSnap = 0.04;
 }  // namespace
 
 PlanBuilder::PlanBuilder(const CostModel& model)
@@ -44,8 +42,7 @@ void PlanBuilder::build(const BuildRequest& request) {
   const auto num_requests = static_cast<size_t>(forest_->num_requests());
   const auto nodes = forest_->nodes();
   element_of_node_.resize(nodes.size());
-  for (auto* marks :
-       {&last_run_, &emitted_run_, &entry_head_, &entry_tail_, &leaf_run_, &top_run_})
+  for (auto* marks : {&last_run_, &emitted_run_, &entry_head_, &entry_tail_, &leaf_run_, &top_run_})
     marks->assign(num_requests, -1);
   top_element_.resize(num_requests);
   runs_of_query_.assign(num_requests, 0);
@@ -66,7 +63,7 @@ void PlanBuilder::build(const BuildRequest& request) {
       collect_flat_elements(group);
     else
       collect_elements(group);
-    cut_into_runs(group);
+    cut_into_runs();
     const int32_t num_runs = num_group_jobs_ * cluster_size_;
     rank_works_.resize(rank_works_.size() + static_cast<size_t>(num_runs));
     for (int32_t job = 0; job < num_group_jobs_; ++job) {
@@ -94,7 +91,7 @@ void PlanBuilder::add_element(int32_t query_begin, int32_t query_end, int32_t le
                               int32_t tiles) {
   const auto segment = static_cast<uint32_t>(element_segments_.size() - 1);
   const int32_t depth = query_end - query_begin == 1 ? kLeafDepth : level;
-  elements_.push_back({query_begin, query_end, level, depth, segment, 1, tiles, false, 0});
+  elements_.push_back({query_begin, query_end, level, depth, segment, 1, tiles, false, 0, 0});
 }
 
 void PlanBuilder::finish_element(const QueryGroup& group, Element* element) const {
@@ -109,6 +106,7 @@ void PlanBuilder::finish_element(const QueryGroup& group, Element* element) cons
   const int row_class =
       tile_class(element->wide ? std::max(num_rows, kMaxNarrowRows + 1) : num_rows);
   element->tile_us = tile_times_[static_cast<size_t>(row_class)];
+  element->compute_us = model_.compute_us()[static_cast<size_t>(row_class)];
 }
 
 void PlanBuilder::collect_elements(const QueryGroup& group) {
@@ -167,64 +165,6 @@ void PlanBuilder::collect_flat_elements(const QueryGroup& group) {
     }
   }
   for (Element& element : elements_) finish_element(group, &element);
-}
-
-void PlanBuilder::cut_into_runs(const QueryGroup& group) {
-  (void)group;
-  const int32_t num_runs = num_group_jobs_ * cluster_size_;
-  double total = 0;
-  for (const Element& element : elements_) {
-    total += element.tiles * element.tile_us;
-    planned_tiles_ += element.tiles;
-  }
-  const double run_us = total / num_runs;
-  parts_.clear();
-  run_begin_.assign(1, 0);
-  run_us_.assign(static_cast<size_t>(num_runs), 0);
-  double done = 0;  // cost of everything placed
-  int32_t run = 0;
-  const auto mark = [&](const Element& element) {
-    for (int32_t query = element.query_begin; query < element.query_end; ++query) {
-      const auto index = static_cast<size_t>(query);
-      if (last_run_[index] == run) continue;
-      last_run_[index] = run;
-      runs_of_query_[index] += 1;
-    }
-  };
-  const auto close_run = [&] {
-    run_begin_.push_back(static_cast<uint32_t>(parts_.size()));
-    ++run;
-  };
-  for (uint32_t index = 0; index < elements_.size(); ++index) {
-    const Element& element = elements_[index];
-    const int32_t grain = element.wide ? kWideTiles : 1;
-    int32_t tile = 0;
-    while (tile < element.tiles) {
-      const double room = (run + 1) * run_us - done;
-      const double left = (element.tiles - tile) * element.tile_us;
-      int32_t take = element.tiles - tile;
-      if (run + 1 < num_runs && left > room + kSnap * run_us) {
-        take = static_cast<int32_t>(room / element.tile_us / grain + 0.5) * grain;
-        const bool run_has_work = parts_.size() > run_begin_.back();
-        if (room < kSnap * run_us || take <= 0) {
-          if (run_has_work || take <= 0) {
-            close_run();
-            continue;
-          }
-        }
-        take = std::clamp(take, 1, element.tiles - tile);
-      }
-      parts_.push_back({index, tile, tile + take});
-      mark(element);
-      run_us_[static_cast<size_t>(run)] += take * element.tile_us;
-      done += take * element.tile_us;
-      tile += take;
-      // What is left of a cut element is the next run's: a run has one part of an element at most.
-      if (tile < element.tiles) close_run();
-    }
-  }
-  while (run < num_runs) close_run();
-  // last_run_ counts runs of one group; the next group has other queries, so no reset is needed.
 }
 
 void PlanBuilder::emit_run(int32_t run) {
@@ -286,8 +226,7 @@ void PlanBuilder::emit_run(int32_t run) {
         "Planner::plan", "batch", "needs too large a plan", "need at most 2^26 runs of keys",
         "plan fewer requests a step or share fewer nested prefixes"));
   JobCost& cost = job_costs_[static_cast<size_t>(first_job_ + run / cluster_size_)];
-  cost.us = std::max(cost.us, run_us_[static_cast<size_t>(run)] +
-                                  rank_works_[work].num_phases * model_.profile().item_start_us);
+  cost.us = std::max(cost.us, run_us_[static_cast<size_t>(run)]);
 }
 
 // Every other job works from the leaves up: while one CTA's tensor cores are busy with the rows of a shared

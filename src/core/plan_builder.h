@@ -63,7 +63,8 @@ class PlanBuilder {
     uint32_t segment_begin, num_segments;
     int32_t tiles;
     bool wide;
-    double tile_us;
+    double tile_us;     // loads and arithmetic overlapping
+    double compute_us;  // the arithmetic alone
   };
   // Tiles [tile_begin, tile_end) of an element, done by one rank ("run" = job * cluster_size + rank).
   struct Part {
@@ -82,7 +83,12 @@ class PlanBuilder {
   bool append_to(Element* element, int32_t query_begin, int32_t query_end, int32_t tiles) const;
   void add_element(int32_t query_begin, int32_t query_end, int32_t level, int32_t tiles);
   void finish_element(const QueryGroup& group, Element* element) const;
-  void cut_into_runs(const QueryGroup& group);
+  void cut_into_runs();
+  double run_limit(int32_t num_runs);
+  template <class OnPart, class OnClose>
+  int32_t fill_runs(double limit_us, int32_t num_runs, bool counts, const OnPart& on_part,
+                    const OnClose& on_close);
+  size_t phase_index(const Element& element) const;
   void emit_run(int32_t run);
   void emit_phases(int32_t run);
   void emit_narrow_phase(std::span<const Part> parts, int32_t run);
@@ -122,16 +128,19 @@ class PlanBuilder {
   std::vector<int32_t> path_;
   std::vector<Part> parts_;
   std::vector<uint32_t> run_begin_;  // into parts_, one more than runs
+  std::vector<double> run_us_;
+  std::vector<int64_t> phase_stamps_;  // by phase_index: the last run that has the phase
+  int64_t phase_stamp_ = 0;
   std::vector<Part> phase_parts_;
   std::vector<int32_t> runs_of_query_;  // how many runs touch the query
   std::vector<int32_t> last_run_;       // marks: last run that touched it
   std::vector<int32_t> emitted_run_;    // marks: last run that emitted an item for it
   std::vector<int32_t> entry_head_, entry_tail_;
-  std::vector<int32_t> leaf_run_;       // marks: last run with keys of the query's own
-  std::vector<int32_t> top_run_;        // marks: last run whose top_element_ this is
-  std::vector<uint32_t> top_element_;   // the shallowest shared element over the query in that run
-  bool leaves_first_ = false;           // the run in hand goes from the leaves up
-  std::vector<uint8_t> finished_;  // an item writes the query's output directly
+  std::vector<int32_t> leaf_run_;      // marks: last run with keys of the query's own
+  std::vector<int32_t> top_run_;       // marks: last run whose top_element_ this is
+  std::vector<uint32_t> top_element_;  // the shallowest shared element over the query in that run
+  bool leaves_first_ = false;          // the run in hand goes from the leaves up
+  std::vector<uint8_t> finished_;      // an item writes the query's output directly
   std::vector<Entry> entries_;
   std::vector<std::pair<int32_t, Merge>> placed_merges_;  // (job of the group, merge)
   std::vector<Partial> partials_scratch_;
@@ -154,7 +163,6 @@ class PlanBuilder {
   std::vector<Partial> partials_;
   std::vector<Split> splits_;
   std::vector<JobCost> job_costs_;
-  std::vector<double> run_us_;
   std::vector<uint32_t> order_;
   std::vector<std::pair<double, uint32_t>> heap_;
   std::vector<uint32_t> assigned_;

@@ -23,6 +23,10 @@ constexpr double kNeverUs = 1e30;
 constexpr int32_t most_rounds(int32_t num_kv_heads) {
   return num_kv_heads < 4 ? 2 : 4;
 }
+// Predictions closer than this are as good as equal.
+constexpr double kTie = 0.02;
+// Steps that read for less than this may be fastest on few CTAs.
+constexpr double kSmallUs = 8;
 constexpr int64_t kMostJobsInARow = 8;
 constexpr int64_t kLeastBusy = 5;  // one in so many SMs
 constexpr int32_t kMaxPieces = 1 << 20;
@@ -89,6 +93,7 @@ struct Planner::Impl {
   void note(const PlanCandidate& candidate);
   bool may_use(int index) const;
   bool worth_trying(int index, int32_t num_pieces) const;
+  bool is_better(const Grouping::Estimate& estimate) const;
   void build(const PrefixForest& forest);
   void summarise(const PrefixForest& forest);
   void give_reason();
@@ -103,7 +108,9 @@ struct Planner::Impl {
 
   std::vector<int32_t> piece_counts;
   std::vector<PlanCandidate> candidates;
+  bool is_small = false;  // little to read: few jobs may be best
   PlanCandidate best;
+  int64_t best_tiles = 0;
   TileTimes best_tile_times{};
   std::vector<QueryGroup> best_groups;
   Plan plan;
@@ -129,6 +136,11 @@ void Planner::Impl::collect_piece_counts() {
   const int32_t least = std::max(grouping.min_groups(), 1);
   const int32_t most = std::max(tiles / kWideTiles, 1);
   piece_counts.push_back(least);
+  const double read_us = static_cast<double>(grouping.unique_tiles() * model.tile_bytes()) *
+                         shape.num_kv_heads / (profile.hbm_gbps * 1e3);
+  is_small = read_us < kSmallUs;
+  for (const int32_t pieces : {1, 2, 4})
+    if (is_small && pieces > least && pieces <= most) piece_counts.push_back(pieces);
   for (int index = 0; index < kNumClusterSizes; ++index) {
     if (!may_use(index)) continue;
     for (int32_t fill = 1; fill <= most_rounds(shape.num_kv_heads); ++fill) {
@@ -152,13 +164,23 @@ void Planner::Impl::note(const PlanCandidate& candidate) {
   }
 }
 
-// Neither a small share of the CTAs busy where more jobs are tried too, nor jobs by the dozen in a row.
+// Not jobs by the dozen in a row, nor, with much to read, a small share of the CTAs busy.
 bool Planner::Impl::worth_trying(int index, int32_t num_pieces) const {
   if (best_groups.empty() && num_pieces == piece_counts.back()) return true;
   const int64_t jobs = int64_t{num_pieces} * shape.num_kv_heads;
   const int64_t clusters = profile.max_clusters[static_cast<size_t>(index)];
   if (num_pieces > piece_counts.front() && jobs > clusters * kMostJobsInARow) return false;
-  return num_pieces == piece_counts.back() || (jobs << index) * kLeastBusy >= profile.num_sms;
+  return is_small || num_pieces == piece_counts.back() ||
+         (jobs << index) * kLeastBusy >= profile.num_sms;
+}
+
+// Faster, or as fast and reads less: what a model cannot tell apart is decided by traffic.
+bool Planner::Impl::is_better(const Grouping::Estimate& estimate) const {
+  if (best_groups.empty()) return true;
+  const bool reads_less = estimate.planned_tiles * 5 < best_tiles * 4;
+  const bool reads_more = estimate.planned_tiles * 4 > best_tiles * 5;
+  const double margin = reads_less ? 1 + kTie : reads_more ? 1 - kTie : 1;
+  return estimate.us < best.predicted_us * margin;
 }
 
 bool Planner::Impl::try_pieces(Mode mode, int32_t num_pieces, bool keep_trees) {
@@ -166,7 +188,7 @@ bool Planner::Impl::try_pieces(Mode mode, int32_t num_pieces, bool keep_trees) {
   for (int index = 0; index < kNumClusterSizes; ++index) {
     if (!may_use(index) || !worth_trying(index, num_pieces)) continue;
     const int32_t cluster_size = 1 << index;
-    const double good_us = best_groups.empty() ? kNeverUs : best.predicted_us;
+    const double good_us = best_groups.empty() ? kNeverUs : best.predicted_us * (1 + kTie);
     const Grouping::Estimate estimate =
         grouping.evaluate(cluster_size, profile.max_clusters[static_cast<size_t>(index)], good_us);
     const PlanCandidate candidate{mode, cluster_size, num_pieces, estimate.us};
@@ -174,8 +196,9 @@ bool Planner::Impl::try_pieces(Mode mode, int32_t num_pieces, bool keep_trees) {
       note(candidate);
     else
       candidates.push_back(candidate);
-    if (estimate.us >= good_us) continue;
+    if (!is_better(estimate)) continue;
     best = candidate;
+    best_tiles = estimate.planned_tiles;
     best_tile_times = estimate.tile_times;
     best_groups.assign(grouping.groups().begin(), grouping.groups().end());
   }
@@ -224,7 +247,7 @@ void Planner::Impl::summarise(const PrefixForest& forest) {
               const auto key = [&](const PlanCandidate& c) {
                 const bool chosen = c.mode == best.mode && c.cluster_size == best.cluster_size &&
                                     c.num_pieces == best.num_pieces;
-                return std::tuple(c.predicted_us, !chosen, c.mode, c.cluster_size, c.num_pieces);
+                return std::tuple(!chosen, c.predicted_us, c.mode, c.cluster_size, c.num_pieces);
               };
               return key(a) < key(b);
             });
