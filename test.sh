@@ -51,10 +51,11 @@ need() {
 ctest_in() {
   local preset="$1" report="$PWD/build/$1/ctest.xml" counts line
   rm -rf "$report" "build/$preset/gtest"
-  run_logged "ctest-$preset" ctest --test-dir "build/$preset" -j "$jobs" --output-on-failure \
-    --no-tests=error --output-junit "$report" || true
+  ctest --test-dir "build/$preset" -j "$jobs" --output-on-failure --no-tests=error \
+    --output-junit "$report" >"$log_dir/ctest-$preset.log" 2>&1 || true
   if ! counts="$(python3 scripts/count_tests.py "$report" "build/$preset/gtest")"; then
-    fail "$preset: ctest wrote no report (build/logs/ctest-$preset.log)"
+    tail -n 20 "$log_dir/ctest-$preset.log"
+    fail "$preset: ctest wrote no report"
     return 0
   fi
   while read -r line; do

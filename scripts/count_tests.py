@@ -4,12 +4,16 @@
 
 CTest knows most GoogleTest cases one by one. Binaries registered whole (their CTest name starts with
 "whole.") are counted from the XML that GoogleTest itself wrote. Prints "counts PASSED FAILED SKIPPED", then
-a line for each failed case and for each group of skipped ones.
+a line for each failed case and for each group of skipped ones. What the first failed tests said goes to
+standard error.
 """
 import collections
 import pathlib
 import sys
 import xml.etree.ElementTree as ElementTree
+
+MAX_SHOWN = 10
+MAX_LINES_SHOWN = 25
 
 
 def is_skip(element):
@@ -27,6 +31,15 @@ def ctest_cases(report):
             yield case.get("name"), "skipped"
         else:
             yield case.get("name"), "failed"
+
+
+def show_output(report):
+    """The end of what the first few failed tests printed."""
+    cases = ElementTree.parse(report).getroot().iter("testcase")
+    failed = [case for case in cases if case.find("failure") is not None]
+    for case in failed[:MAX_SHOWN]:
+        lines = (case.findtext("system-out") or "").rstrip().splitlines()[-MAX_LINES_SHOWN:]
+        print(f"-- {case.get('name')}", *lines, sep="\n", file=sys.stderr)
 
 
 def gtest_cases(path):
@@ -57,6 +70,7 @@ def main():
         else:
             results.append((name, status))
 
+    show_output(report)
     totals = collections.Counter(status for _, status in results)
     print("counts", totals["passed"], totals["failed"], totals["skipped"])
     for name, status in results:
