@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The oracle: attention in fp64, one request and one query head at a time, straight from the definition.
+// The oracle: attention in fp64, one request at a time, straight from the definition.
 // It shares nothing with the planner or the interpreter (not even the LSE formula), so that a mistake
 // there cannot hide here. Query token r belongs to request r.
 #include <algorithm>
@@ -78,37 +78,58 @@ std::vector<const std::byte*> gather(const OracleInput& input, const TensorView&
   return rows;
 }
 
-double dot(const std::vector<double>& query, const std::byte* key, DType dtype) {
+double dot(const double* query, const double* key, size_t dim) {
   // Four sums only so that the processor can overlap them.
   double sums[4] = {};
-  const size_t dim = query.size();
-  for (size_t i = 0; i < dim; ++i) {
-    sums[i % 4] += query[i] * static_cast<double>(load_float(key, dtype, static_cast<int64_t>(i)));
-  }
+  for (size_t i = 0; i < dim; ++i) sums[i % 4] += query[i] * key[i];
   return (sums[0] + sums[1]) + (sums[2] + sums[3]);
 }
 
-void attend_row(const std::vector<double>& query, double scale,
-                const std::vector<const std::byte*>& keys,
-                const std::vector<const std::byte*>& values, DType key_dtype, DType value_dtype,
-                std::span<double> out, double& lse) {
+void load_doubles(const std::byte* run, DType dtype, std::span<double> values) {
+  for (size_t i = 0; i < values.size(); ++i)
+    values[i] = static_cast<double>(load_float(run, dtype, static_cast<int64_t>(i)));
+}
+
+// The query heads of one KV head; each is on its own, only the conversion of a key is shared.
+// queries [num_heads, dim], out [num_heads, dim_v], lse [num_heads].
+void attend_heads(const std::vector<double>& queries, double scale,
+                  const std::vector<const std::byte*>& keys,
+                  const std::vector<const std::byte*>& values, const OracleInput& input,
+                  std::span<double> out, std::span<double> lse) {
+  const size_t num_heads = lse.size();
+  const size_t length = keys.size();
+  const size_t dim = queries.size() / num_heads;
+  const size_t dim_v = out.size() / num_heads;
   std::fill(out.begin(), out.end(), 0.0);
-  lse = -std::numeric_limits<double>::infinity();
-  if (keys.empty()) return;
-  std::vector<double> scores(keys.size());
-  for (size_t j = 0; j < keys.size(); ++j) scores[j] = dot(query, keys[j], key_dtype) * scale;
-  const double max = *std::max_element(scores.begin(), scores.end());
-  double sum = 0.0;
-  for (size_t j = 0; j < values.size(); ++j) {
-    const double weight = std::exp(scores[j] - max);
-    sum += weight;
-    for (size_t i = 0; i < out.size(); ++i) {
-      out[i] +=
-          weight * static_cast<double>(load_float(values[j], value_dtype, static_cast<int64_t>(i)));
+  std::fill(lse.begin(), lse.end(), -std::numeric_limits<double>::infinity());
+  if (length == 0) return;
+
+  std::vector<double> run(std::max(dim, dim_v));
+  std::vector<double> weights(num_heads * length);
+  for (size_t j = 0; j < length; ++j) {
+    load_doubles(keys[j], input.k_cache.dtype, std::span(run).first(dim));
+    for (size_t head = 0; head < num_heads; ++head)
+      weights[head * length + j] = dot(&queries[head * dim], run.data(), dim) * scale;
+  }
+  std::vector<double> sums(num_heads, 0.0);
+  for (size_t head = 0; head < num_heads; ++head) {
+    const auto scores = std::span(weights).subspan(head * length, length);
+    const double max = *std::max_element(scores.begin(), scores.end());
+    for (double& score : scores) {
+      score = std::exp(score - max);
+      sums[head] += score;
+    }
+    lse[head] = max + std::log(sums[head]);
+  }
+  for (size_t j = 0; j < length; ++j) {
+    load_doubles(values[j], input.v_cache.dtype, std::span(run).first(dim_v));
+    for (size_t head = 0; head < num_heads; ++head) {
+      const double weight = weights[head * length + j];
+      for (size_t i = 0; i < dim_v; ++i) out[head * dim_v + i] += weight * run[i];
     }
   }
-  for (double& value : out) value /= sum;
-  lse = max + std::log(sum);
+  for (size_t head = 0; head < num_heads; ++head)
+    for (size_t i = 0; i < dim_v; ++i) out[head * dim_v + i] /= sums[head];
 }
 
 }  // namespace
@@ -146,17 +167,16 @@ OracleResult oracle_decode(const OracleInput& input) {
         const int64_t kv_head = task % num_kv_heads;
         const auto keys = gather(input, input.k_cache, request, kv_head);
         const auto values = gather(input, input.v_cache, request, kv_head);
-        std::vector<double> query(head_dim);
-        for (int64_t head = kv_head * group_size; head < (kv_head + 1) * group_size; ++head) {
-          const std::byte* q_row = element(input.q, request, head);
-          for (size_t i = 0; i < head_dim; ++i) {
-            query[i] =
-                static_cast<double>(load_float(q_row, input.q.dtype, static_cast<int64_t>(i)));
-          }
-          const auto row = static_cast<size_t>(request * num_q_heads + head);
-          attend_row(query, scale, keys, values, input.k_cache.dtype, input.v_cache.dtype,
-                     std::span(result.out).subspan(row * head_dim_v, head_dim_v), result.lse[row]);
+        const auto heads = static_cast<size_t>(group_size);
+        std::vector<double> queries(heads * head_dim);
+        for (size_t i = 0; i < heads; ++i) {
+          load_doubles(element(input.q, request, kv_head * group_size + static_cast<int64_t>(i)),
+                       input.q.dtype, std::span(queries).subspan(i * head_dim, head_dim));
         }
+        const auto row = static_cast<size_t>(request * num_q_heads + kv_head * group_size);
+        attend_heads(queries, scale, keys, values, input,
+                     std::span(result.out).subspan(row * head_dim_v, heads * head_dim_v),
+                     std::span(result.lse).subspan(row, heads));
       });
   return result;
 }
