@@ -22,8 +22,12 @@ REQUIRED = [
 ]
 FORBIDDEN = [
     (r"\b(?:atom|red)\.[\w.:]*\b(?:f16|f16x2|bf16|bf16x2|f32|f64)\b", "floating-point atomic"),
-    (r"\bcall\b(?!.*__assertfail|.*vprintf)", "call that was not inlined"),
+    (r"\bcall\b(?!\.uni\s+\S*walk_schedule)(?!.*__assertfail|.*vprintf)", "call that was not inlined"),
 ]
+# Spill stores a kernel may have, by head_dim; the others none. From 192 on the output of 16 narrow rows alone is
+# 96 or 128 registers of a thread; at 112 ptxas spills outside of the loops (docs/kernel.md).
+SPILL_BUDGET_BYTES = {112: 64, 192: 256, 256: 1024}
+HEAD_DIM = re.compile(r"Traits\w*?Li(\d+)E")
 FORBIDDEN_REPORT = [
     (r"setmaxnreg.*ignored", "setmaxnreg was ignored"),
     (r"wgmma.*serializ", "wgmma instructions were serialised"),
@@ -85,7 +89,9 @@ def check(report, ptx):
             name = match.group(1)
         elif match := FRAME.search(line):
             stack, stores, loads = map(int, match.groups())
-            if stack or stores or loads:
+            head_dim = HEAD_DIM.search(name or "")
+            budget = SPILL_BUDGET_BYTES.get(int(head_dim.group(1)), 0) if head_dim else 0
+            if stores > budget or (budget == 0 and (stack or loads)):
                 problems.append(f"{name}: stack {stack}, spill stores {stores}, spill loads {loads} bytes")
         elif match := USED.search(line):
             reported.add(name)
