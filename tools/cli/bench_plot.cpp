@@ -17,10 +17,21 @@ const char* mode_class(const std::string& mode) {
   return mode == "flat" ? "n0" : mode == "shared-l2" ? "m" : "n3";
 }
 
+std::string row_name(const BenchBar& bar) {
+  return bar.workload + "  " + bar.heads;
+}
+
+std::string decade_name(double decade) {
+  if (decade < 3) return fmt::format("{:g} us", std::pow(10.0, decade));
+  if (decade < 6) return fmt::format("{:g} ms", std::pow(10.0, decade - 3));
+  return fmt::format("{:g} s", std::pow(10.0, decade - 6));
+}
+
 // Rows of one (workload, heads), a bar a mode. Times are drawn on a logarithmic axis: they span decades.
 std::string times_svg(const std::vector<BenchBar>& bars) {
   constexpr double kLeft = 260;
   constexpr double kRow = 16;
+  constexpr double kGap = 8;  // between workloads
   const double width = Svg::kWidth - kLeft - 190;
   double least = 1e30;
   double most = 1e-30;
@@ -35,14 +46,22 @@ std::string times_svg(const std::vector<BenchBar>& bars) {
     return kLeft + width * std::clamp(at, 0.0, 1.0);
   };
   Svg svg;
+  double bottom = 20 + kRow * static_cast<double>(bars.size());
+  for (size_t i = 0; i < bars.size(); ++i) {
+    if (i == 0 || row_name(bars[i]) != row_name(bars[i - 1])) bottom += kGap;
+  }
+  for (double decade = low; decade <= high; ++decade) {
+    const double x = x_of(std::pow(10.0, decade));
+    svg.line(x, 16, x, bottom, "ax");
+    svg.text(x, 11, "t", decade_name(decade), Anchor::kMiddle);
+  }
   double y = 20;
-  std::string last;
-  for (const BenchBar& bar : bars) {
-    const std::string name = bar.workload + "  " + bar.heads;
-    if (name != last) {
-      y += 8;
+  for (size_t i = 0; i < bars.size(); ++i) {
+    const BenchBar& bar = bars[i];
+    const std::string name = row_name(bar);
+    if (i == 0 || name != row_name(bars[i - 1])) {
+      y += kGap;
       svg.text(kLeft - 10, y + 12, "t", name, Anchor::kEnd);
-      last = name;
     }
     const std::string text =
         fmt::format("{} {}, efficiency {:.2f}", bar.mode, format_us(bar.time_us),
@@ -52,11 +71,6 @@ std::string times_svg(const std::vector<BenchBar>& bars) {
     svg.line(x_of(bar.floor_us), y - 1, x_of(bar.floor_us), y + kRow - 2, "mark");
     svg.text(x_of(bar.time_us) + 6, y + 11, "l", text);
     y += kRow;
-  }
-  for (double decade = low; decade <= high; ++decade) {
-    const double x = x_of(std::pow(10.0, decade));
-    svg.line(x, 16, x, y, "ax");
-    svg.text(x, 11, "t", fmt::format("{:g} us", std::pow(10.0, decade)), Anchor::kMiddle);
   }
   return svg.str(y + 8, "Time of every workload, head count and mode");
 }

@@ -164,8 +164,8 @@ class BenchOutput {
       plot_->write(bench_plot_html(bars_, device));
       plot_->commit();
     }
-    if (!options_.json && options_.out != "-" && options_.plot != "-")
-      fmt::print("{}", table_.str());
+    const bool print_table = !options_.json && options_.out != "-" && options_.plot != "-";
+    if (print_table && table_.num_rows() > 0) fmt::print("{}", table_.str());
   }
 
  private:
