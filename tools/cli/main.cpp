@@ -90,10 +90,8 @@ int main_of(int argc, char** argv) {
   add_run_command(app, invocation);
   add_check_command(app, invocation);
   add_bench_command(app, invocation);
-#if CAPILLARY_HAS_REPLAY
   add_replay_command(app, invocation);
   add_generate_command(app, invocation);
-#endif
 
   if (argc <= 1) {
     std::fprintf(stderr, "%s", app.help().c_str());
