@@ -51,7 +51,7 @@ void decode_step(benchmark::State& state, Mode mode) {
       mode == Mode::kFlat ? step.forest.flat_tokens() : step.forest.unique_tokens();
   state.SetBytesProcessed(state.iterations() * tokens * bytes_per_token());
 }
-BENCHMARK_CAPTURE(decode_step, auto, Mode::kAuto)->UseRealTime()->Unit(benchmark::kMillisecond);
+BENCHMARK_CAPTURE(decode_step, auto, Mode::kAuto) -> UseRealTime() -> Unit(benchmark::kMillisecond);
 BENCHMARK_CAPTURE(decode_step, flat, Mode::kFlat)->UseRealTime()->Unit(benchmark::kMillisecond);
 
 uint64_t sum_words(const uint64_t* words, size_t count) {

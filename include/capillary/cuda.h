@@ -21,7 +21,7 @@ struct DeviceInfo {
   int num_sms = 0;
   int64_t l2_bytes = 0;
   int64_t memory_bytes = 0;
-  int driver_version = 0;   // as cudaDriverGetVersion gives it, 13000 for 13.0
+  int driver_version = 0;  // as cudaDriverGetVersion gives it, 13000 for 13.0
   int runtime_version = 0;
 };
 
@@ -62,7 +62,8 @@ class PlanBuffer {
   int device() const;
 
  private:
-  friend void decode(PlanBuffer&, const DecodeTensors&, void*, int64_t, const DecodeOptions&, void*);
+  friend void decode(PlanBuffer&, const DecodeTensors&, void*, int64_t, const DecodeOptions&,
+                     void*);
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };
@@ -71,7 +72,7 @@ class PlanBuffer {
 // workspace: device memory of at least plan.workspace_bytes(), 16-byte aligned, never zeroed by the caller;
 // one workspace must not serve two runs at once. The contents of out and lse after an error are unspecified.
 // Throws InvalidArgument, UnsupportedConfig, UnsupportedArch, WorkspaceTooSmall, DeviceError.
-void decode(PlanBuffer& plan, const DecodeTensors& tensors, void* workspace, int64_t workspace_bytes,
-            const DecodeOptions& options, void* stream);
+void decode(PlanBuffer& plan, const DecodeTensors& tensors, void* workspace,
+            int64_t workspace_bytes, const DecodeOptions& options, void* stream);
 
 }  // namespace capillary::cuda

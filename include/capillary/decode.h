@@ -14,9 +14,11 @@ namespace capillary {
 
 // Tensors of one decode step of one layer.
 struct DecodeTensors {
-  TensorView q;        // [num_queries, num_q_heads, head_dim], last stride 1
-  TensorView k_cache;  // [num_pages, page_size, num_kv_heads, head_dim] in this logical order; any strides
-  TensorView v_cache;  // [num_pages, page_size, num_kv_heads, head_dim_v]; (HND, packed K|V, ...), last 1
+  TensorView q;  // [num_queries, num_q_heads, head_dim], last stride 1
+  TensorView
+      k_cache;  // [num_pages, page_size, num_kv_heads, head_dim] in this logical order; any strides
+  TensorView
+      v_cache;  // [num_pages, page_size, num_kv_heads, head_dim_v]; (HND, packed K|V, ...), last 1
   // int32: the block table [num_requests, max_pages] the forest was built from, or forest.page_ids() [n].
   TensorView page_ids;
   TensorView out;  // [num_queries, num_q_heads, head_dim_v], dtype of q
@@ -48,7 +50,7 @@ struct OracleInput {
   TensorView q, k_cache, v_cache;
   BlockTableView block_table;
   std::span<const int32_t> seq_lens;
-  double softmax_scale = 0.0;  // 0: 1/sqrt(head_dim)
+  double softmax_scale = 0.0;                   // 0: 1/sqrt(head_dim)
   std::span<const int32_t> only_requests = {};  // empty: all
   int32_t num_threads = 0;
 };

@@ -21,7 +21,8 @@ constexpr int cluster_size_index(int cluster_size) {
 
 struct DeviceProfile {
   std::string name = "h200";
-  std::string source = "built in";  // where the figures come from: "built in", or a calibration's date
+  std::string source =
+      "built in";  // where the figures come from: "built in", or a calibration's date
   int32_t num_sms = 132;
   int64_t l2_bytes = 60ll << 20;
   int64_t smem_bytes_per_cta = 227 << 10;
@@ -30,18 +31,18 @@ struct DeviceProfile {
   std::array<int32_t, kNumClusterSizes> max_clusters = {132, 66, 30, 15, 7};
 
   // Rates in GB/s (1e9), times in us.
-  double hbm_gbps = 4620;         // streaming read, all SMs
-  double hbm_gbps_per_cta = 36;   // the most one CTA draws while the others leave HBM idle
-  double l2_gbps_per_cta = 55;    // L2-resident read into one SM
+  double hbm_gbps = 4620;        // streaming read, all SMs
+  double hbm_gbps_per_cta = 36;  // the most one CTA draws while the others leave HBM idle
+  double l2_gbps_per_cta = 55;   // L2-resident read into one SM
   ByClusterSize dsm_load_gbps_per_cta = {128, 30, 28, 28, 28};
   double dsm_latency_us = 0.09;      // one peer load
   double cluster_barrier_us = 0.95;  // arrive to wake-up
   double l2_merge_latency_us = 3.1;  // write a part, fence, see the others' tags, read them back
   double matrix_tflops = 422;        // wide path, all SMs, 64-row tiles
-  double narrow_tile_us = 1.4;      // one 16-token tile of one narrow stream (latency of its chain)
-  double launch_us = 5.1;            // launch to first byte requested, and drain
-  double job_start_us = 1.4;         // between jobs of one CTA, with loads running ahead
-  double item_start_us = 3.7;        // query fetch and state set-up of one item
+  double narrow_tile_us = 1.4;  // one 16-token tile of one narrow stream (latency of its chain)
+  double launch_us = 5.1;       // launch to first byte requested, and drain
+  double job_start_us = 1.4;    // between jobs of one CTA, with loads running ahead
+  double item_start_us = 3.7;   // query fetch and state set-up of one item
 
   // FNV-1a of every figure above; plans carry it.
   uint64_t hash() const;

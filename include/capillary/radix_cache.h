@@ -15,10 +15,10 @@ struct RadixCacheStats {
   int64_t tokens_requested = 0;
   int64_t tokens_hit = 0;
   int64_t pages_evicted = 0;
-  int64_t evictions = 0;        // nodes dropped
+  int64_t evictions = 0;  // nodes dropped
   int64_t nodes = 0;
-  int64_t cached_pages = 0;     // owned by the tree
-  int64_t locked_pages = 0;     // of those, under a lock
+  int64_t cached_pages = 0;  // owned by the tree
+  int64_t locked_pages = 0;  // of those, under a lock
   int64_t free_pages = 0;
 };
 
@@ -47,9 +47,10 @@ class RadixCache {
 
   struct Inserted {
     NodeId node = 0;
-    int64_t pages_taken = 0;              // now owned by the tree
-    std::vector<int32_t> duplicate_pages;  // given pages whose content the tree already had: freed by this call
-    std::vector<int32_t> page_ids;         // the tree's pages for the tokens, in order
+    int64_t pages_taken = 0;  // now owned by the tree
+    std::vector<int32_t>
+        duplicate_pages;  // given pages whose content the tree already had: freed by this call
+    std::vector<int32_t> page_ids;  // the tree's pages for the tokens, in order
   };
   // Hands the whole pages of tokens (page_ids[i] holds tokens [i*page_size, (i+1)*page_size)) to the tree.
   Inserted insert(std::span<const int32_t> tokens, std::span<const int32_t> page_ids);

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: MIT
 // check_tensors: everything about the tensors of one decode step that can be told from their views and the
 // plan's header, in constant time, so that it may run once a layer. Both backends call it first.
+#include "core/check_tensors.h"
+
 #include <array>
 #include <string>
 
 #include "capillary/decode.h"
 #include "capillary/error.h"
-#include "core/check_tensors.h"
 #include "shared/plan_layout.h"
 
 namespace capillary {

@@ -72,7 +72,8 @@ void PlanProof::check_variants() const {
   // No backend executes these yet, so a plan that asks for them would be run as something else.
   if (h.causal != 0) fail("causal", is(h.causal), "be 0");
   if (h.window_left != -1) fail("window_left", is(h.window_left), "be -1");
-  if (std::bit_cast<uint32_t>(h.softcap) != 0) fail("softcap", "is " + std::to_string(h.softcap), "be 0");
+  if (std::bit_cast<uint32_t>(h.softcap) != 0)
+    fail("softcap", "is " + std::to_string(h.softcap), "be 0");
   if (h.features != 0) fail("features", is(h.features), "be 0");
   if (!std::isfinite(h.predicted_us) || h.predicted_us < 0)
     fail("predicted_us", "is " + std::to_string(h.predicted_us), "be a time");

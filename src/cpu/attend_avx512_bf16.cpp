@@ -2,8 +2,8 @@
 // The attend kernel for AVX-512 with bfloat16 dot products, which halve the work of Q times K.
 #include "cpu/attend.h"
 
-#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__) && \
-    defined(__AVX512BF16__)
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && \
+    defined(__AVX512VL__) && defined(__AVX512BF16__)
 #include <immintrin.h>
 
 namespace capillary::cpu {
@@ -34,10 +34,10 @@ constexpr AttendKernel kKernel = {"avx512_bf16", packed_floats, scratch_floats, 
 }  // namespace avx512_bf16
 
 const AttendKernel* attend_kernel_avx512_bf16() {
-  static const bool kRuns = __builtin_cpu_supports("avx512f") &&
-                            __builtin_cpu_supports("avx512bw") &&
-                            __builtin_cpu_supports("avx512dq") &&
-                            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("avx512bf16");
+  static const bool kRuns =
+      __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+      __builtin_cpu_supports("fma") && __builtin_cpu_supports("avx512bf16");
   return kRuns ? &avx512_bf16::kKernel : nullptr;
 }
 

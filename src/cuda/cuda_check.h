@@ -31,9 +31,9 @@ class DeviceGuard {
 
 }  // namespace capillary::cuda
 
-#define CAPILLARY_CUDA(call)                                                                     \
-  do {                                                                                           \
-    const cudaError_t capillary_error = (call);                                                  \
-    if (capillary_error != cudaSuccess)                                                          \
-      ::capillary::cuda::throw_cuda_error(capillary_error, #call, __FILE__, __LINE__);           \
+#define CAPILLARY_CUDA(call)                                                           \
+  do {                                                                                 \
+    const cudaError_t capillary_error = (call);                                        \
+    if (capillary_error != cudaSuccess)                                                \
+      ::capillary::cuda::throw_cuda_error(capillary_error, #call, __FILE__, __LINE__); \
   } while (false)

@@ -43,14 +43,15 @@ EncodeTiled encoder() {
     CAPILLARY_CUDA(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000,
                                                     cudaEnableDefault, &found));
     if (entry == nullptr || found != cudaDriverEntryPointSuccess)
-      throw DeviceError("cuTensorMapEncodeTiled: not offered by this driver; must be R525 or newer");
+      throw DeviceError(
+          "cuTensorMapEncodeTiled: not offered by this driver; must be R525 or newer");
     return reinterpret_cast<EncodeTiled>(entry);
   }();
   return function;
 }
 
 struct Box {
-  uint32_t dims;    // of a row
+  uint32_t dims;  // of a row
   uint32_t tokens;
   bool swizzled;
 };
@@ -70,23 +71,24 @@ void encode_map(CUtensorMap* map, const char* argument, const TensorView& cache,
   const cuuint64_t strides[3] = {bytes(1), bytes(2), bytes(0)};
   const cuuint32_t shape[4] = {box.dims, box.tokens, 1, 1};
   const cuuint32_t steps[4] = {1, 1, 1, 1};
-  const CUresult result = encoder()(
-      map,
-      cache.dtype == DType::kFloat16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
-                                     : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-      4, cache.data, extents, strides, shape, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-      box.swizzled ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
-      CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult result =
+      encoder()(map,
+                cache.dtype == DType::kFloat16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                                               : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                4, cache.data, extents, strides, shape, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                box.swizzled ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
+                CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result == CUDA_SUCCESS) return;
   std::string text = "[";
   for (size_t i = 0; i < 4; ++i) text += (i ? ", " : "") + std::to_string(cache.shape[i]);
   text += "], strides [";
   for (size_t i = 0; i < 4; ++i) text += (i ? ", " : "") + std::to_string(cache.strides[i]);
-  throw UnsupportedConfig(five_parts(
-      "cuda::decode", argument, "has shape " + text + "], which the tensor map encoder refuses (" +
-                                    std::to_string(static_cast<int>(result)) + ")",
-      "have strides that are multiples of 8 elements and below 2^39",
-      "lay the cache out with padded strides"));
+  throw UnsupportedConfig(five_parts("cuda::decode", argument,
+                                     "has shape " + text +
+                                         "], which the tensor map encoder refuses (" +
+                                         std::to_string(static_cast<int>(result)) + ")",
+                                     "have strides that are multiples of 8 elements and below 2^39",
+                                     "lay the cache out with padded strides"));
 }
 
 void check_alignment(const char* argument, const TensorView& tensor) {
@@ -132,11 +134,10 @@ KernelArgs make_args(const PlanHeader& header, const void* g_plan, const DecodeT
   args.page_size = FastDiv(page_size);
   const uint32_t piece = std::min<uint32_t>(page_size & (~page_size + 1), kTileTokens);
   args.wide_piece = FastDiv(piece);
-  const bool contiguous = header.page_size == 1 || (k.strides[1] == header.head_dim &&
-                                                    v.strides[1] == header.head_dim);
+  const bool contiguous =
+      header.page_size == 1 || (k.strides[1] == header.head_dim && v.strides[1] == header.head_dim);
   args.narrow_piece_tokens = contiguous ? piece : 1;
-  args.narrow_copy = !contiguous && piece == kTileTokens ? NarrowCopy::kTensor
-                                                                          : NarrowCopy::kBulk;
+  args.narrow_copy = !contiguous && piece == kTileTokens ? NarrowCopy::kTensor : NarrowCopy::kBulk;
 #ifdef CAPILLARY_TRACE
   args.trace = trace_buffer;
 #endif
@@ -151,8 +152,8 @@ KernelArgs make_args(const PlanHeader& header, const void* g_plan, const DecodeT
   return args;
 }
 
-void launch(const tree_decode::KernelInstance& instance, const PlanHeader& header,
-            KernelArgs* args, bool dependent, cudaStream_t stream) {
+void launch(const tree_decode::KernelInstance& instance, const PlanHeader& header, KernelArgs* args,
+            bool dependent, cudaStream_t stream) {
   cudaLaunchAttribute attributes[2]{};
   attributes[0].id = cudaLaunchAttributeClusterDimension;
   attributes[0].val.clusterDim.x = static_cast<unsigned>(header.cluster_size);
@@ -184,10 +185,10 @@ void decode(PlanBuffer& plan, const DecodeTensors& tensors, void* workspace,
     fail("q", "is on cuda:" + std::to_string(tensors.q.device_index),
          "be on the plan buffer's device", "keep one PlanBuffer a device");
   if (header.head_dim != header.head_dim_v)
-    throw UnsupportedConfig(five_parts(
-        "cuda::decode", "v_cache", "has head_dim " + std::to_string(header.head_dim_v),
-        "have the head_dim of k_cache (" + std::to_string(header.head_dim) + ")",
-        "use the CPU backend"));
+    throw UnsupportedConfig(
+        five_parts("cuda::decode", "v_cache", "has head_dim " + std::to_string(header.head_dim_v),
+                   "have the head_dim of k_cache (" + std::to_string(header.head_dim) + ")",
+                   "use the CPU backend"));
   check_alignment("q", tensors.q);
   check_alignment("k_cache", tensors.k_cache);
   check_alignment("v_cache", tensors.v_cache);

@@ -91,10 +91,10 @@ void require_supported(int device) {
   CAPILLARY_CUDA(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
   if (major == 9 && minor == 0) return;
   const std::string found = "sm_" + std::to_string(major) + std::to_string(minor);
-  throw UnsupportedArch(five_parts("cuda::decode", "device", "is " + found,
-                                   "be sm_90 (Hopper: H100, H200, GH200)",
-                                   "run on such a card or use the CPU backend"),
-                        found, "sm_90");
+  throw UnsupportedArch(
+      five_parts("cuda::decode", "device", "is " + found, "be sm_90 (Hopper: H100, H200, GH200)",
+                 "run on such a card or use the CPU backend"),
+      found, "sm_90");
 }
 
 std::string supported_combinations() {
@@ -127,10 +127,11 @@ void prepare_instance(int device, const tree_decode::KernelInstance& instance) {
   const std::lock_guard lock(mutex);
   bool& done = prepared[{device, instance.function}];
   if (done) return;
-  CAPILLARY_CUDA(cudaFuncSetAttribute(instance.function, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                      static_cast<int>(instance.smem_bytes)));
   CAPILLARY_CUDA(cudaFuncSetAttribute(instance.function,
-                                      cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
+                                      cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                      static_cast<int>(instance.smem_bytes)));
+  CAPILLARY_CUDA(
+      cudaFuncSetAttribute(instance.function, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
   done = true;
 }
 

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: MIT
 // PlanBuffer: the device's copy of a plan and the pinned ring that feeds it.
-#include "cuda/plan_buffer.h"
-
 #include <cstring>
 
 #include "cuda/cuda_check.h"
+#include "cuda/plan_buffer.h"
 
 namespace capillary::cuda {
 
@@ -24,7 +23,9 @@ PlanBuffer::Impl::Impl(size_t capacity, int device_index)
   }
 }
 
-PlanBuffer::Impl::~Impl() { release(); }
+PlanBuffer::Impl::~Impl() {
+  release();
+}
 
 void PlanBuffer::Impl::release() noexcept {
   int previous = -1;
@@ -49,8 +50,8 @@ PlanBuffer& PlanBuffer::operator=(PlanBuffer&&) noexcept = default;
 void PlanBuffer::upload(const Plan& plan, void* stream) {
   Impl& self = *impl_;
   if (plan.empty())
-    throw InvalidArgument(five_parts("PlanBuffer::upload", "plan", "is empty", "come from a Planner",
-                                     "call Planner::plan first"));
+    throw InvalidArgument(five_parts("PlanBuffer::upload", "plan", "is empty",
+                                     "come from a Planner", "call Planner::plan first"));
   const size_t bytes = plan.size_bytes();
   if (bytes > self.capacity_bytes)
     throw InvalidArgument(five_parts(
@@ -60,13 +61,13 @@ void PlanBuffer::upload(const Plan& plan, void* stream) {
   const PlanHeader& header = PlanView(plan.data()).header();
   if (self.captured && (header.cluster_size != self.header.cluster_size ||
                         header.num_clusters != self.header.num_clusters))
-    throw InvalidArgument(five_parts(
-        "PlanBuffer::upload", "plan",
-        "wants " + std::to_string(header.num_clusters) + " clusters of " +
-            std::to_string(header.cluster_size),
-        "keep the captured " + std::to_string(self.header.num_clusters) + " clusters of " +
-            std::to_string(self.header.cluster_size),
-        "plan with PlanOptions::fixed_grid and the captured cluster_size"));
+    throw InvalidArgument(
+        five_parts("PlanBuffer::upload", "plan",
+                   "wants " + std::to_string(header.num_clusters) + " clusters of " +
+                       std::to_string(header.cluster_size),
+                   "keep the captured " + std::to_string(self.header.num_clusters) +
+                       " clusters of " + std::to_string(self.header.cluster_size),
+                   "plan with PlanOptions::fixed_grid and the captured cluster_size"));
   const DeviceGuard guard(self.device);
   Impl::Staging& staging = self.ring[self.next];
   self.next = (self.next + 1) % self.ring.size();
@@ -84,7 +85,11 @@ int64_t PlanBuffer::workspace_bytes() const {
   const PlanHeader& header = impl_->header;
   return workspace_layout(header.num_kv_heads, header.split_rows, header.head_dim_v).total_bytes;
 }
-const void* PlanBuffer::device_data() const { return impl_->g_plan; }
-int PlanBuffer::device() const { return impl_->device; }
+const void* PlanBuffer::device_data() const {
+  return impl_->g_plan;
+}
+int PlanBuffer::device() const {
+  return impl_->device;
+}
 
 }  // namespace capillary::cuda

@@ -13,8 +13,8 @@ namespace capillary::cuda {
 struct PlanBuffer::Impl {
   static constexpr size_t kRing = 4;
   struct Staging {
-    void* host = nullptr;           // pinned
-    cudaEvent_t copied = nullptr;   // the copy out of `host` is done
+    void* host = nullptr;          // pinned
+    cudaEvent_t copied = nullptr;  // the copy out of `host` is done
   };
 
   Impl(size_t capacity, int device_index);

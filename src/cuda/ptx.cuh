@@ -26,10 +26,10 @@ __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint64_t* s_barrier, uint32_t bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(
-                   smem_address(s_barrier)),
-               "r"(bytes)
-               : "memory");
+  asm volatile(
+      "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(smem_address(s_barrier)),
+      "r"(bytes)
+      : "memory");
 }
 __device__ __forceinline__ void mbarrier_arrive_release_cta(uint64_t* s_barrier, uint32_t count) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(smem_address(s_barrier)),
@@ -88,14 +88,13 @@ __device__ __forceinline__ bool mbarrier_try_wait_acquire_cluster(uint64_t* s_ba
 __device__ __forceinline__ void cp_async_bulk(void* s_destination, const void* g_source,
                                               uint32_t bytes, uint64_t* s_barrier) {
   asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-          smem_address(s_destination)),
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(smem_address(s_destination)),
       "l"(g_source), "r"(bytes), "r"(smem_address(s_barrier))
       : "memory");
 }
-__device__ __forceinline__ void cp_async_bulk_tensor_4d(void* s_destination,
-                                                        const CUtensorMap* map, int32_t x,
-                                                        int32_t y, int32_t z, int32_t w,
+__device__ __forceinline__ void cp_async_bulk_tensor_4d(void* s_destination, const CUtensorMap* map,
+                                                        int32_t x, int32_t y, int32_t z, int32_t w,
                                                         uint64_t* s_barrier) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, "
@@ -179,7 +178,9 @@ __device__ __forceinline__ uint64_t ld_acquire_gpu(const uint64_t* g_address) {
   asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(g_address) : "memory");
   return value;
 }
-__device__ __forceinline__ void fence_sc_gpu() { asm volatile("fence.sc.gpu;" ::: "memory"); }
+__device__ __forceinline__ void fence_sc_gpu() {
+  asm volatile("fence.sc.gpu;" ::: "memory");
+}
 
 // --- dependent launch (9.7.13.13) -----------------------------------------------------------------------
 __device__ __forceinline__ void griddepcontrol_wait() {
@@ -189,6 +190,11 @@ __device__ __forceinline__ void griddepcontrol_launch_dependents() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 
+__device__ __forceinline__ long long globaltimer() {
+  long long ns;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(ns));
+  return ns;
+}
 __device__ __forceinline__ void nanosleep(uint32_t ns) {
   asm volatile("nanosleep.u32 %0;" ::"r"(ns));
 }
@@ -213,11 +219,12 @@ template <class T>
 __device__ __forceinline__ void mma_m16n8k16(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2,
                                              uint32_t a3, uint32_t b0, uint32_t b1);
 template <>
-__device__ __forceinline__ void mma_m16n8k16<__nv_bfloat16>(float (&c)[4], uint32_t a0,
-                                                            uint32_t a1, uint32_t a2, uint32_t a3,
-                                                            uint32_t b0, uint32_t b1) {
+__device__ __forceinline__ void mma_m16n8k16<__nv_bfloat16>(float (&c)[4], uint32_t a0, uint32_t a1,
+                                                            uint32_t a2, uint32_t a3, uint32_t b0,
+                                                            uint32_t b1) {
   asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, "
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, "
       "%9}, {%0, %1, %2, %3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
@@ -251,18 +258,20 @@ __device__ __forceinline__ void wgmma_pin(float& accumulator) {
 
 // c[64 x 64] (+)= a[64 x 16] (registers) * b[16 x 64] (shared memory descriptor). kTransposeB: b is stored
 // with its 64-long side contiguous (V), otherwise with its 16-long side contiguous (K).
-#define CAPILLARY_WGMMA_M64N64K16(type)                                                              \
-  asm volatile(                                                                                      \
-      "{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %37, 0;\n\t"                                             \
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type                                    \
-      " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, " \
-      "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, {%32, %33, %34, %35}, %36, p, "  \
-      "1, 1, %38;\n\t}"                                                                              \
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]),          \
-        "+f"(c[7]), "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]),      \
-        "+f"(c[14]), "+f"(c[15]), "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]),   \
-        "+f"(c[21]), "+f"(c[22]), "+f"(c[23]), "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]),   \
-        "+f"(c[28]), "+f"(c[29]), "+f"(c[30]), "+f"(c[31])                                           \
+#define CAPILLARY_WGMMA_M64N64K16(type)                                                            \
+  asm volatile(                                                                                    \
+      "{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %37, 0;\n\t"                                           \
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type                                  \
+      " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, "    \
+      "%19, "                                                                                      \
+      "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, {%32, %33, %34, %35}, %36, "   \
+      "p, "                                                                                        \
+      "1, 1, %38;\n\t}"                                                                            \
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]),        \
+        "+f"(c[7]), "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]),    \
+        "+f"(c[14]), "+f"(c[15]), "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), \
+        "+f"(c[21]), "+f"(c[22]), "+f"(c[23]), "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]), \
+        "+f"(c[28]), "+f"(c[29]), "+f"(c[30]), "+f"(c[31])                                         \
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b_descriptor), "r"(accumulate), "n"(kTransposeB))
 
 template <class T, int kTransposeB>

@@ -33,12 +33,12 @@ inline __device__ __noinline__ void wait_timed_out(Wait what, uint32_t index, ui
          ptx::cluster_ctarank(), static_cast<int>(threadIdx.x));
   __trap();
 }
-#define CAPILLARY_WAIT_LOOP(condition, what, index, parity)                          \
-  for (const long long begin = clock64(); !(condition);)                              \
+#define CAPILLARY_WAIT_LOOP(condition, what, index, parity) \
+  for (const long long begin = clock64(); !(condition);)    \
     if (clock64() - begin > kWaitLimitCycles) wait_timed_out(what, index, parity)
 #else
 #define CAPILLARY_WAIT_LOOP(condition, what, index, parity) \
-  while (!(condition)) {                                     \
+  while (!(condition)) {                                    \
   }
 #endif
 

@@ -82,7 +82,8 @@ struct PlanHeader {
   int32_t max_slots;     // slots the fullest CTA uses
 
   // Attention variants; execution of the non-default values comes later, their place is fixed now.
-  int32_t causal;       // 1: query i of m in a request sees the keys up to its own (bottom-right aligned)
+  int32_t
+      causal;  // 1: query i of m in a request sees the keys up to its own (bottom-right aligned)
   int32_t window_left;  // -1: off
   float softcap;        // 0: off
   uint32_t features;    // bit set of extensions in use; 0 now
@@ -111,7 +112,8 @@ struct PlanHeader {
 
   float predicted_us;
   uint32_t reserved0;
-  int64_t num_page_ids;  // entries of the page id array that the segments reach: the caller's has as many
+  int64_t
+      num_page_ids;  // entries of the page id array that the segments reach: the caller's has as many
   uint32_t reserved[12];
 };
 
@@ -146,7 +148,8 @@ struct RankWork {
 // What a CTA needs to begin, at a fixed place (kRankStartOffset, cluster * cluster_size + rank): copies of its
 // first schedule entry's job and work, so that the way to the first key is one load shorter for each.
 struct RankStart {
-  ScheduleEntry entry;     // the first of the cluster's entries; meaningless when schedule_begin == schedule_end
+  ScheduleEntry
+      entry;  // the first of the cluster's entries; meaningless when schedule_begin == schedule_end
   uint32_t schedule_begin;  // the cluster's entries
   uint32_t schedule_end;
   Job job;
@@ -216,14 +219,15 @@ struct Split {
 // Workspace layout for one run: tags, then (max, sum) pairs, then outputs, each [num_kv_heads][split_rows].
 // A tag says "this row's part is here"; the merging part clears it, so the caller never has to zero anything.
 struct WorkspaceLayout {
-  int64_t tags_offset;  // uint64
+  int64_t tags_offset;     // uint64
   int64_t max_sum_offset;  // float2, max in base 2
-  int64_t output_offset;  // float[head_dim_v rounded up to 64], un-normalised
+  int64_t output_offset;   // float[head_dim_v rounded up to 64], un-normalised
   int64_t total_bytes;
 };
 
-CAPILLARY_HOST_DEVICE constexpr WorkspaceLayout workspace_layout(int64_t num_kv_heads, int64_t split_rows,
-                                           int64_t head_dim_v) {
+CAPILLARY_HOST_DEVICE constexpr WorkspaceLayout workspace_layout(int64_t num_kv_heads,
+                                                                 int64_t split_rows,
+                                                                 int64_t head_dim_v) {
   const int64_t rows = num_kv_heads * split_rows;
   const int64_t padded_dim = (head_dim_v + 63) / 64 * 64;
   const int64_t max_sum = (rows * 8 + 127) / 128 * 128;
@@ -231,8 +235,8 @@ CAPILLARY_HOST_DEVICE constexpr WorkspaceLayout workspace_layout(int64_t num_kv_
   return {0, max_sum, output, output + rows * padded_dim * 4};
 }
 
-#define CAPILLARY_PLAN_POD(type, size)                                                        \
-  static_assert(std::is_trivially_copyable_v<type> && std::is_standard_layout_v<type>);       \
+#define CAPILLARY_PLAN_POD(type, size)                                                  \
+  static_assert(std::is_trivially_copyable_v<type> && std::is_standard_layout_v<type>); \
   static_assert(sizeof(type) == (size), #type " changed size: bump kPlanVersion and the docs")
 CAPILLARY_PLAN_POD(ScheduleEntry, 8);
 CAPILLARY_PLAN_POD(Job, 16);
@@ -252,23 +256,42 @@ inline constexpr uint32_t kRankStartOffset = sizeof(PlanHeader);
 struct PlanView {
   const unsigned char* base;
 
-  CAPILLARY_HOST_DEVICE constexpr explicit PlanView(const void* blob) : base(static_cast<const unsigned char*>(blob)) {}
-  CAPILLARY_HOST_DEVICE const PlanHeader& header() const { return *reinterpret_cast<const PlanHeader*>(base); }
+  CAPILLARY_HOST_DEVICE constexpr explicit PlanView(const void* blob)
+      : base(static_cast<const unsigned char*>(blob)) {}
+  CAPILLARY_HOST_DEVICE const PlanHeader& header() const {
+    return *reinterpret_cast<const PlanHeader*>(base);
+  }
   template <class T>
   CAPILLARY_HOST_DEVICE const T* at(uint32_t offset) const {
     return reinterpret_cast<const T*>(base + offset);
   }
-  CAPILLARY_HOST_DEVICE const RankStart* rank_starts() const { return at<RankStart>(kRankStartOffset); }
-  CAPILLARY_HOST_DEVICE const int32_t* query_order() const { return at<int32_t>(header().query_order_offset); }
-  CAPILLARY_HOST_DEVICE const uint32_t* schedule_begin() const { return at<uint32_t>(header().schedule_begin_offset); }
-  CAPILLARY_HOST_DEVICE const ScheduleEntry* schedule() const { return at<ScheduleEntry>(header().schedule_offset); }
+  CAPILLARY_HOST_DEVICE const RankStart* rank_starts() const {
+    return at<RankStart>(kRankStartOffset);
+  }
+  CAPILLARY_HOST_DEVICE const int32_t* query_order() const {
+    return at<int32_t>(header().query_order_offset);
+  }
+  CAPILLARY_HOST_DEVICE const uint32_t* schedule_begin() const {
+    return at<uint32_t>(header().schedule_begin_offset);
+  }
+  CAPILLARY_HOST_DEVICE const ScheduleEntry* schedule() const {
+    return at<ScheduleEntry>(header().schedule_offset);
+  }
   CAPILLARY_HOST_DEVICE const Job* jobs() const { return at<Job>(header().jobs_offset); }
-  CAPILLARY_HOST_DEVICE const RankWork* rank_works() const { return at<RankWork>(header().rank_works_offset); }
+  CAPILLARY_HOST_DEVICE const RankWork* rank_works() const {
+    return at<RankWork>(header().rank_works_offset);
+  }
   CAPILLARY_HOST_DEVICE const Phase* phases() const { return at<Phase>(header().phases_offset); }
-  CAPILLARY_HOST_DEVICE const WorkItem* items() const { return at<WorkItem>(header().items_offset); }
-  CAPILLARY_HOST_DEVICE const Segment* segments() const { return at<Segment>(header().segments_offset); }
+  CAPILLARY_HOST_DEVICE const WorkItem* items() const {
+    return at<WorkItem>(header().items_offset);
+  }
+  CAPILLARY_HOST_DEVICE const Segment* segments() const {
+    return at<Segment>(header().segments_offset);
+  }
   CAPILLARY_HOST_DEVICE const Merge* merges() const { return at<Merge>(header().merges_offset); }
-  CAPILLARY_HOST_DEVICE const Partial* partials() const { return at<Partial>(header().partials_offset); }
+  CAPILLARY_HOST_DEVICE const Partial* partials() const {
+    return at<Partial>(header().partials_offset);
+  }
   CAPILLARY_HOST_DEVICE const Split* splits() const { return at<Split>(header().splits_offset); }
 };
 

@@ -15,7 +15,9 @@ struct TileTable {
 };
 
 // head_dim padded to what shared memory rows and WGMMA tiles use.
-constexpr int padded_dim(int head_dim) { return (head_dim + 63) / 64 * 64; }
+constexpr int padded_dim(int head_dim) {
+  return (head_dim + 63) / 64 * 64;
+}
 
 // Shared memory (227 KiB): num_stages * 16 tokens * 2 * padded_dim * 2 B + num_slots * (padded_dim * 4 + 8) B.
 //   64: 32 *  4 KiB + 256 * 264 =  198,656      128: 16 *  8 KiB + 160 *  520 = 214,272

@@ -18,12 +18,15 @@ namespace {
 
 void require(cudaError_t error, const char* what) {
   if (error != cudaSuccess)
-    throw DeviceError(std::string(what) + ": " + cudaGetErrorName(error) + ": " + cudaGetErrorString(error));
+    throw DeviceError(std::string(what) + ": " + cudaGetErrorName(error) + ": " +
+                      cudaGetErrorString(error));
 }
 
 class DeviceBytes {
  public:
-  explicit DeviceBytes(size_t size) { require(cudaMalloc(&data_, size == 0 ? 1 : size), "cudaMalloc"); }
+  explicit DeviceBytes(size_t size) {
+    require(cudaMalloc(&data_, size == 0 ? 1 : size), "cudaMalloc");
+  }
   ~DeviceBytes() { (void)cudaFree(data_); }
   DeviceBytes(const DeviceBytes&) = delete;
   DeviceBytes& operator=(const DeviceBytes&) = delete;
@@ -89,8 +92,8 @@ class CudaBackend final : public Backend {
     require(cudaDeviceSynchronize(), "decode");
 
     for (size_t i = 0; i < batch.buffers.size(); ++i)
-      require(cudaMemcpy(batch.buffers[i].bytes.data(), buffers[i]->data(), batch.buffers[i].bytes.size(),
-                         cudaMemcpyDeviceToHost),
+      require(cudaMemcpy(batch.buffers[i].bytes.data(), buffers[i]->data(),
+                         batch.buffers[i].bytes.size(), cudaMemcpyDeviceToHost),
               "copy from the device");
     std::array<unsigned char, kGuard> guard{};
     for (const size_t offset : {size_t{0}, kGuard + workspace_bytes}) {
@@ -107,6 +110,8 @@ class CudaBackend final : public Backend {
 
 }  // namespace
 
-std::unique_ptr<Backend> make_cuda_backend(int device) { return std::make_unique<CudaBackend>(device); }
+std::unique_ptr<Backend> make_cuda_backend(int device) {
+  return std::make_unique<CudaBackend>(device);
+}
 
 }  // namespace capillary::check

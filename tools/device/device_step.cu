@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: MIT
-#include "device/device_step.h"
-
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
@@ -11,18 +9,19 @@
 #include <string>
 
 #include "capillary/error.h"
+#include "device/device_step.h"
 #include "shared/plan_layout.h"
 
 namespace capillary::device {
 
 namespace {
 
-#define DEVICE_REQUIRE(call)                                                                     \
-  do {                                                                                           \
-    const cudaError_t error_ = (call);                                                           \
-    if (error_ != cudaSuccess)                                                                   \
-      throw DeviceError(std::string(#call) + ": " + cudaGetErrorName(error_) + ": " +            \
-                        cudaGetErrorString(error_));                                             \
+#define DEVICE_REQUIRE(call)                                                          \
+  do {                                                                                \
+    const cudaError_t error_ = (call);                                                \
+    if (error_ != cudaSuccess)                                                        \
+      throw DeviceError(std::string(#call) + ": " + cudaGetErrorName(error_) + ": " + \
+                        cudaGetErrorString(error_));                                  \
   } while (false)
 
 constexpr int64_t kColdBytes = 400ll << 20;  // several times the L2
@@ -52,7 +51,8 @@ __device__ __nv_bfloat16 from_float<__nv_bfloat16>(float x) {
 template <class T>
 __global__ void fill_random(T* data, int64_t count, uint64_t seed) {
   const int64_t stride = static_cast<int64_t>(gridDim.x) * blockDim.x;
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += stride) {
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count;
+       i += stride) {
     const uint32_t bits = mix(static_cast<uint64_t>(i) * 0x9e3779b97f4a7c15ull + seed);
     float sum = 0.0f;
     for (int k = 0; k < 4; ++k) sum += static_cast<float>((bits >> (8 * k)) & 255u) - 127.5f;
@@ -81,7 +81,8 @@ __global__ void reference(ReferenceArgs args) {
   const int query = args.queries[blockIdx.x], head = blockIdx.y;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int length = args.seq_lens[query];
-  const T* q = static_cast<const T*>(args.q) + (static_cast<int64_t>(query) * args.num_q_heads + head) * args.head_dim;
+  const T* q = static_cast<const T*>(args.q) +
+               (static_cast<int64_t>(query) * args.num_q_heads + head) * args.head_dim;
   float qv[8], acc[8], top = -INFINITY, sum = 0.0f;
   for (int i = 0; i < 8; ++i) {
     qv[i] = lane + 32 * i < args.head_dim ? static_cast<float>(q[lane + 32 * i]) : 0.0f;
@@ -140,7 +141,9 @@ __global__ void stream_read(const uint4* data, int64_t count, uint32_t* sink) {
 class Bytes {
  public:
   Bytes() = default;
-  explicit Bytes(int64_t size) { DEVICE_REQUIRE(cudaMalloc(&data_, static_cast<size_t>(std::max<int64_t>(size, 16)))); }
+  explicit Bytes(int64_t size) {
+    DEVICE_REQUIRE(cudaMalloc(&data_, static_cast<size_t>(std::max<int64_t>(size, 16))));
+  }
   ~Bytes() { (void)cudaFree(data_); }
   Bytes(Bytes&& other) noexcept : data_(other.data_) { other.data_ = nullptr; }
   Bytes& operator=(Bytes&& other) noexcept {
@@ -191,9 +194,11 @@ DeviceStep::Impl::Impl(const StepSpec& spec_in) : spec(spec_in) {
   seq_lens.assign(spec.seq_lens.begin(), spec.seq_lens.end());
   table_rows = spec.table.num_requests;
   table_columns = spec.table.num_columns;
-  cache_elems = static_cast<int64_t>(spec.num_pages) * spec.page_size * shape.num_kv_heads * shape.head_dim;
+  cache_elems =
+      static_cast<int64_t>(spec.num_pages) * spec.page_size * shape.num_kv_heads * shape.head_dim;
   unique_bytes = cache_elems * 4;
-  copies = static_cast<int>(std::clamp<int64_t>((kColdBytes + unique_bytes - 1) / unique_bytes, 1, kMaxCopies));
+  copies = static_cast<int>(
+      std::clamp<int64_t>((kColdBytes + unique_bytes - 1) / unique_bytes, 1, kMaxCopies));
   const int64_t q_elems = table_rows * shape.num_q_heads * shape.head_dim;
   q = Bytes(q_elems * 2);
   out = Bytes(q_elems * 2);
@@ -203,10 +208,11 @@ DeviceStep::Impl::Impl(const StepSpec& spec_in) : spec(spec_in) {
   table = Bytes(table_rows * table_columns * 4);
   lens = Bytes(table_rows * 4);
   for (int64_t row = 0; row < table_rows; ++row)
-    DEVICE_REQUIRE(cudaMemcpyAsync(table.get<int32_t>() + row * table_columns,
-                                   spec.table.data + row * spec.table.row_stride,
-                                   static_cast<size_t>(table_columns) * 4, cudaMemcpyHostToDevice, stream));
-  DEVICE_REQUIRE(cudaMemcpyAsync(lens.get(), seq_lens.data(), seq_lens.size() * 4, cudaMemcpyHostToDevice, stream));
+    DEVICE_REQUIRE(cudaMemcpyAsync(
+        table.get<int32_t>() + row * table_columns, spec.table.data + row * spec.table.row_stride,
+        static_cast<size_t>(table_columns) * 4, cudaMemcpyHostToDevice, stream));
+  DEVICE_REQUIRE(cudaMemcpyAsync(lens.get(), seq_lens.data(), seq_lens.size() * 4,
+                                 cudaMemcpyHostToDevice, stream));
   // 16-bit words from the same hash: bf16 and fp16 differ in the conversion alone.
   if (shape.dtype == DType::kFloat16) {
     fill(q.get<__half>(), q_elems, spec.seed);
@@ -238,18 +244,18 @@ DecodeTensors DeviceStep::Impl::tensors(int copy) const {
   const int64_t dim = shape.head_dim, heads = shape.num_kv_heads, page = spec.page_size;
   const auto cache = [&](const Bytes& bytes) {
     auto* base = bytes.get<char>() + cache_elems * 2 * copy;
-    return spec.layout == Layout::kHnd
-               ? view(base, shape.dtype, {spec.num_pages, page, heads, dim},
-                      {heads * page * dim, dim, page * dim, 1})
-               : view(base, shape.dtype, {spec.num_pages, page, heads, dim},
-                      {heads * page * dim, heads * dim, dim, 1});
+    return spec.layout == Layout::kHnd ? view(base, shape.dtype, {spec.num_pages, page, heads, dim},
+                                              {heads * page * dim, dim, page * dim, 1})
+                                       : view(base, shape.dtype, {spec.num_pages, page, heads, dim},
+                                              {heads * page * dim, heads * dim, dim, 1});
   };
   const int64_t q_heads = shape.num_q_heads;
   DecodeTensors tensors;
   tensors.q = view(q.get(), shape.dtype, {table_rows, q_heads, dim}, {q_heads * dim, dim, 1});
   tensors.k_cache = cache(k);
   tensors.v_cache = cache(v);
-  tensors.page_ids = view(table.get(), DType::kInt32, {table_rows, table_columns}, {table_columns, 1});
+  tensors.page_ids =
+      view(table.get(), DType::kInt32, {table_rows, table_columns}, {table_columns, 1});
   tensors.out = view(out.get(), shape.dtype, {table_rows, q_heads, dim}, {q_heads * dim, dim, 1});
   tensors.lse = view(lse.get(), DType::kFloat32, {table_rows, q_heads}, {q_heads, 1});
   return tensors;
@@ -264,7 +270,8 @@ void DeviceStep::load(const Plan& plan) {
   self.plan_buffer->upload(plan, self.stream);
   self.workspace_bytes = plan.workspace_bytes();
   self.workspace = Bytes(self.workspace_bytes);
-  DEVICE_REQUIRE(cudaMemsetAsync(self.workspace.get(), 0xFF, static_cast<size_t>(self.workspace_bytes), self.stream));
+  DEVICE_REQUIRE(cudaMemsetAsync(self.workspace.get(), 0xFF,
+                                 static_cast<size_t>(self.workspace_bytes), self.stream));
   DEVICE_REQUIRE(cudaStreamSynchronize(self.stream));
 }
 
@@ -275,32 +282,54 @@ CheckOutcome DeviceStep::check(int max_queries) {
   const int count = std::min(rows, max_queries);
   std::vector<int32_t> queries;
   for (int i = 0; i < count; ++i)
-    queries.push_back(static_cast<int32_t>(static_cast<int64_t>(i) * (rows - 1) / std::max(count - 1, 1)));
+    queries.push_back(
+        static_cast<int32_t>(static_cast<int64_t>(i) * (rows - 1) / std::max(count - 1, 1)));
   const int64_t row_elems = static_cast<int64_t>(shape.num_q_heads) * shape.head_dim;
-  DEVICE_REQUIRE(cudaMemsetAsync(self.out.get(), 0xFF, static_cast<size_t>(rows * row_elems * 2), self.stream));
-  DEVICE_REQUIRE(cudaMemsetAsync(self.lse.get(), 0xFF, static_cast<size_t>(rows) * shape.num_q_heads * 4, self.stream));
+  DEVICE_REQUIRE(cudaMemsetAsync(self.out.get(), 0xFF, static_cast<size_t>(rows * row_elems * 2),
+                                 self.stream));
+  DEVICE_REQUIRE(cudaMemsetAsync(self.lse.get(), 0xFF,
+                                 static_cast<size_t>(rows) * shape.num_q_heads * 4, self.stream));
   self.run(0);
-  const Bytes g_queries(count * 4), g_out(count * row_elems * 4), g_lse(static_cast<int64_t>(count) * shape.num_q_heads * 4);
-  DEVICE_REQUIRE(cudaMemcpyAsync(g_queries.get(), queries.data(), queries.size() * 4, cudaMemcpyHostToDevice, self.stream));
+  const Bytes g_queries(count * 4), g_out(count * row_elems * 4),
+      g_lse(static_cast<int64_t>(count) * shape.num_q_heads * 4);
+  DEVICE_REQUIRE(cudaMemcpyAsync(g_queries.get(), queries.data(), queries.size() * 4,
+                                 cudaMemcpyHostToDevice, self.stream));
   const DecodeTensors tensors = self.tensors(0);
-  const ReferenceArgs args{self.q.get(), self.k.get(), self.v.get(), self.table.get<int32_t>(), self.lens.get<int32_t>(),
-                           g_queries.get<int32_t>(), self.table_columns, tensors.k_cache.strides[0],
-                           tensors.k_cache.strides[1], tensors.k_cache.strides[2], shape.num_q_heads,
-                           shape.group_size(), shape.head_dim, self.spec.page_size,
-                           1.0f / std::sqrt(static_cast<float>(shape.head_dim)), g_out.get<float>(), g_lse.get<float>()};
+  const ReferenceArgs args{self.q.get(),
+                           self.k.get(),
+                           self.v.get(),
+                           self.table.get<int32_t>(),
+                           self.lens.get<int32_t>(),
+                           g_queries.get<int32_t>(),
+                           self.table_columns,
+                           tensors.k_cache.strides[0],
+                           tensors.k_cache.strides[1],
+                           tensors.k_cache.strides[2],
+                           shape.num_q_heads,
+                           shape.group_size(),
+                           shape.head_dim,
+                           self.spec.page_size,
+                           1.0f / std::sqrt(static_cast<float>(shape.head_dim)),
+                           g_out.get<float>(),
+                           g_lse.get<float>()};
   const dim3 grid(static_cast<unsigned>(count), static_cast<unsigned>(shape.num_q_heads));
   if (shape.dtype == DType::kFloat16)
     reference<__half><<<grid, 256, 0, self.stream>>>(args);
   else
     reference<__nv_bfloat16><<<grid, 256, 0, self.stream>>>(args);
   DEVICE_REQUIRE(cudaGetLastError());
-  std::vector<float> want(static_cast<size_t>(count * row_elems)), want_lse(static_cast<size_t>(count) * static_cast<size_t>(shape.num_q_heads));
+  std::vector<float> want(static_cast<size_t>(count * row_elems)),
+      want_lse(static_cast<size_t>(count) * static_cast<size_t>(shape.num_q_heads));
   std::vector<uint16_t> got(static_cast<size_t>(rows * row_elems));
   std::vector<float> got_lse(static_cast<size_t>(rows) * static_cast<size_t>(shape.num_q_heads));
-  DEVICE_REQUIRE(cudaMemcpyAsync(want.data(), g_out.get(), want.size() * 4, cudaMemcpyDeviceToHost, self.stream));
-  DEVICE_REQUIRE(cudaMemcpyAsync(want_lse.data(), g_lse.get(), want_lse.size() * 4, cudaMemcpyDeviceToHost, self.stream));
-  DEVICE_REQUIRE(cudaMemcpyAsync(got.data(), self.out.get(), got.size() * 2, cudaMemcpyDeviceToHost, self.stream));
-  DEVICE_REQUIRE(cudaMemcpyAsync(got_lse.data(), self.lse.get(), got_lse.size() * 4, cudaMemcpyDeviceToHost, self.stream));
+  DEVICE_REQUIRE(cudaMemcpyAsync(want.data(), g_out.get(), want.size() * 4, cudaMemcpyDeviceToHost,
+                                 self.stream));
+  DEVICE_REQUIRE(cudaMemcpyAsync(want_lse.data(), g_lse.get(), want_lse.size() * 4,
+                                 cudaMemcpyDeviceToHost, self.stream));
+  DEVICE_REQUIRE(cudaMemcpyAsync(got.data(), self.out.get(), got.size() * 2, cudaMemcpyDeviceToHost,
+                                 self.stream));
+  DEVICE_REQUIRE(cudaMemcpyAsync(got_lse.data(), self.lse.get(), got_lse.size() * 4,
+                                 cudaMemcpyDeviceToHost, self.stream));
   DEVICE_REQUIRE(cudaStreamSynchronize(self.stream));
 
   const auto to_float = [&](uint16_t bits) {
@@ -320,18 +349,27 @@ CheckOutcome DeviceStep::check(int max_queries) {
     for (int head = 0; head < shape.num_q_heads; ++head) {
       double error = 0, norm = 0;
       for (int dim = 0; dim < shape.head_dim; ++dim) {
-        const double w = want[static_cast<size_t>((static_cast<int64_t>(i) * shape.num_q_heads + head) * shape.head_dim + dim)];
-        const double g = to_float(got[static_cast<size_t>((static_cast<int64_t>(queries[static_cast<size_t>(i)]) * shape.num_q_heads + head) * shape.head_dim + dim)]);
+        const double w = want[static_cast<size_t>(
+            (static_cast<int64_t>(i) * shape.num_q_heads + head) * shape.head_dim + dim)];
+        const double g = to_float(got[static_cast<size_t>(
+            (static_cast<int64_t>(queries[static_cast<size_t>(i)]) * shape.num_q_heads + head) *
+                shape.head_dim +
+            dim)]);
         error += (g - w) * (g - w);
         norm += w * w;
       }
       const double relative = norm > 0 ? std::sqrt(error / norm) : std::sqrt(error);
-      const double lse_error = std::abs(static_cast<double>(got_lse[static_cast<size_t>(queries[static_cast<size_t>(i)]) * static_cast<size_t>(shape.num_q_heads) + static_cast<size_t>(head)]) -
-                                        want_lse[static_cast<size_t>(i) * static_cast<size_t>(shape.num_q_heads) + static_cast<size_t>(head)]);
+      const double lse_error = std::abs(
+          static_cast<double>(got_lse[static_cast<size_t>(queries[static_cast<size_t>(i)]) *
+                                          static_cast<size_t>(shape.num_q_heads) +
+                                      static_cast<size_t>(head)]) -
+          want_lse[static_cast<size_t>(i) * static_cast<size_t>(shape.num_q_heads) +
+                   static_cast<size_t>(head)]);
       outcome.rows += 1;
       // NaN fails every comparison, so it is written as "not small".
       if (!(relative < 1.5e-2) || !(lse_error < 1e-3)) outcome.passed = false;
-      outcome.worst_rel_err = std::isnan(relative) ? relative : std::max(outcome.worst_rel_err, relative);
+      outcome.worst_rel_err =
+          std::isnan(relative) ? relative : std::max(outcome.worst_rel_err, relative);
       outcome.worst_lse_err = std::max(outcome.worst_lse_err, lse_error);
     }
   return outcome;
@@ -339,11 +377,13 @@ CheckOutcome DeviceStep::check(int max_queries) {
 
 uint64_t DeviceStep::output_hash() {
   Impl& self = *impl_;
-  const auto bytes = static_cast<size_t>(self.table_rows * self.spec.shape.num_q_heads * self.spec.shape.head_dim * 2);
+  const auto bytes = static_cast<size_t>(self.table_rows * self.spec.shape.num_q_heads *
+                                         self.spec.shape.head_dim * 2);
   DEVICE_REQUIRE(cudaMemsetAsync(self.out.get(), 0xFF, bytes, self.stream));
   self.run(0);
   std::vector<unsigned char> host(bytes);
-  DEVICE_REQUIRE(cudaMemcpyAsync(host.data(), self.out.get(), bytes, cudaMemcpyDeviceToHost, self.stream));
+  DEVICE_REQUIRE(
+      cudaMemcpyAsync(host.data(), self.out.get(), bytes, cudaMemcpyDeviceToHost, self.stream));
   DEVICE_REQUIRE(cudaStreamSynchronize(self.stream));
   uint64_t hash = 1469598103934665603ull;
   for (const unsigned char byte : host) hash = (hash ^ byte) * 1099511628211ull;
@@ -371,7 +411,9 @@ std::vector<double> DeviceStep::time_us(Timing kind, int repeats) {
       if (i >= 3) times.push_back(us);
     }
   } else {
-    const int launches = kind == Timing::kGraphCold ? std::max(self.copies, self.unique_bytes > (1ll << 30) ? 2 : 4) : 8;
+    const int launches = kind == Timing::kGraphCold
+                             ? std::max(self.copies, self.unique_bytes > (1ll << 30) ? 2 : 4)
+                             : 8;
     cudaGraph_t graph = nullptr;
     cudaGraphExec_t exec = nullptr;
     DEVICE_REQUIRE(cudaStreamBeginCapture(self.stream, cudaStreamCaptureModeThreadLocal));

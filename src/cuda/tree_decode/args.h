@@ -12,8 +12,9 @@ namespace capillary::tree_decode {
 
 // How the producers fetch a narrow tile's rows.
 enum class NarrowCopy : uint32_t {
-  kBulk = 0,    // runs of piece_tokens contiguous rows, a bulk copy each
-  kTensor = 1,  // one unswizzled tensor box of 16 tokens (page size a multiple of 16, rows not contiguous)
+  kBulk = 0,  // runs of piece_tokens contiguous rows, a bulk copy each
+  kTensor =
+      1,  // one unswizzled tensor box of 16 tokens (page size a multiple of 16, rows not contiguous)
 };
 
 // One of the two caches, [num_pages, page_size, num_kv_heads, head_dim] by byte strides.
@@ -31,13 +32,13 @@ struct KernelArgs {
   const void* q;              // [num_queries, num_q_heads, head_dim]
   CacheArgs cache[2];         // K, V; rows of head_dim elements are contiguous
   const int32_t* page_ids;
-  void* out;         // [num_queries, num_q_heads, head_dim]
-  float* lse;        // [num_queries, num_q_heads] natural log, or null
-  void* workspace;   // plan_layout.h: WorkspaceLayout
+  void* out;                                  // [num_queries, num_q_heads, head_dim]
+  float* lse;                                 // [num_queries, num_q_heads] natural log, or null
+  void* workspace;                            // plan_layout.h: WorkspaceLayout
   int64_t q_token_stride, q_head_stride;      // elements
   int64_t out_token_stride, out_head_stride;  // elements
   int64_t lse_token_stride, lse_head_stride;  // elements
-  float scale_log2;  // softmax_scale * log2(e)
+  float scale_log2;                           // softmax_scale * log2(e)
   FastDiv group_size;
   FastDiv page_size;
   // 1, 2, 4, 8 or 16: tokens that one copy may take together. Wide boxes: the largest power of two in the page

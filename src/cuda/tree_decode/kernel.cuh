@@ -47,7 +47,7 @@ template <class Tr>
 __device__ void run_compute_role(const KernelArgs& args, Storage<Tr>& storage) {
   const uint32_t lane = threadIdx.x & 31u;
   const uint32_t cluster_size = ptx::cluster_nctarank();
-  uint32_t parities = 0;
+  uint32_t parities = 0;  // of the full barriers
   uint32_t exchange_parity = 0;
   SlotGate gate{&storage.slots_free, 0, false};
   ProgramReader<Tr> reader(storage);
@@ -59,7 +59,8 @@ __device__ void run_compute_role(const KernelArgs& args, Storage<Tr>& storage) {
         compute_wide_phase(args, storage, *program, phase, rows, parities, gate);
       else
         compute_narrow_stream(args, storage, *program, phase, rows, parities, gate);
-      parities ^= parity_changes<Tr>(phase, lane);
+      parities ^= parity_changes<Tr>(phase, lane) &
+                  (phase.kind == PhaseKind::kWide ? kWideFirstStages : 0xffffffffu);
       // The next phase, the merges and the next job all touch slots this phase may still be using.
       named_sync(NamedBarrier::kConsumers, Tr::kConsumerThreads);
     }

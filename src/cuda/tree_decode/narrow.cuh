@@ -30,9 +30,10 @@ struct NarrowState {
     if (g_q[r] == nullptr || chunk >= Tr::kChunks) return uint4{0, 0, 0, 0};
     return ptx::ld_global_nc(g_q[r] + chunk);
   }
-  float o[Tr::kHalves][8][4];    // [u][j]: rows g (0, 1) and g + 8 (2, 3), columns 2t (0, 2), 2t + 1 (1, 3)
-  float max[2];                  // base 2, of rows g and g + 8
-  float sum[2];                  // this lane's share
+  float o[Tr::kHalves][8]
+         [4];    // [u][j]: rows g (0, 1) and g + 8 (2, 3), columns 2t (0, 2), 2t + 1 (1, 3)
+  float max[2];  // base 2, of rows g and g + 8
+  float sum[2];  // this lane's share
 };
 
 template <class Tr>
@@ -43,9 +44,9 @@ __device__ __forceinline__ void narrow_begin(const WorkItem& item, const JobRows
   for (int r = 0; r < 2; ++r) {
     const uint32_t row = g + static_cast<uint32_t>(r) * 8;
     const bool real = row < item.num_rows;
-    state.g_q[r] = real ? reinterpret_cast<const uint4*>(
-                              rows.q<typename Tr::T>(item.row_begin + row))
-                        : nullptr;
+    state.g_q[r] =
+        real ? reinterpret_cast<const uint4*>(rows.q<typename Tr::T>(item.row_begin + row))
+             : nullptr;
     if constexpr (NarrowState<Tr>::kKeepsQuery)
 #pragma unroll
       for (int i = 0; i < Tr::kChunkSteps; ++i) state.q[i][r] = state.query(i, r, t);
@@ -78,8 +79,8 @@ __device__ __forceinline__ void narrow_begin(const WorkItem& item, const JobRows
 
 // scores[b][..]: rows g (0, 1), g + 8 (2, 3) x tokens 8b + 2t, 8b + 2t + 1.
 template <class Tr>
-__device__ __forceinline__ void narrow_scores(const unsigned char* s_k, const NarrowState<Tr>& state,
-                                              float (&scores)[2][4]) {
+__device__ __forceinline__ void narrow_scores(const unsigned char* s_k,
+                                              const NarrowState<Tr>& state, float (&scores)[2][4]) {
   const uint32_t lane = threadIdx.x & 31u, g = lane >> 2, t = lane & 3u;
 #pragma unroll
   for (int b = 0; b < 2; ++b)
@@ -100,8 +101,8 @@ __device__ __forceinline__ void narrow_scores(const unsigned char* s_k, const Na
     for (int b = 0; b < 2; ++b) {
       uint4 k{0, 0, 0, 0};
       if (Tr::kChunks % 4 == 0 || chunk < Tr::kChunks)
-        k = *reinterpret_cast<const uint4*>(s_k + (8u * static_cast<uint32_t>(b) + g) * Tr::kRowBytes +
-                                            chunk * 16);
+        k = *reinterpret_cast<const uint4*>(
+            s_k + (8u * static_cast<uint32_t>(b) + g) * Tr::kRowBytes + chunk * 16);
       ptx::mma_m16n8k16<typename Tr::T>(scores[b], top.x, bottom.x, top.y, bottom.y, k.x, k.y);
       ptx::mma_m16n8k16<typename Tr::T>(scores[b], top.z, bottom.z, top.w, bottom.w, k.z, k.w);
     }
@@ -111,8 +112,9 @@ __device__ __forceinline__ void narrow_scores(const unsigned char* s_k, const Na
 // Scores -> probabilities against the running maximum; rescales what was there. Returns them packed as the
 // left operand of the next product.
 template <class Tr>
-__device__ __forceinline__ void narrow_softmax(float (&scores)[2][4], int32_t valid, float scale_log2,
-                                               NarrowState<Tr>& state, uint32_t (&p)[4]) {
+__device__ __forceinline__ void narrow_softmax(float (&scores)[2][4], int32_t valid,
+                                               float scale_log2, NarrowState<Tr>& state,
+                                               uint32_t (&p)[4]) {
   const uint32_t t = threadIdx.x & 3u;
 #pragma unroll
   for (int b = 0; b < 2; ++b)
@@ -210,8 +212,8 @@ __device__ __forceinline__ void narrow_end(const WorkItem& item, const JobRows& 
         for (int column = 0; column < 2; ++column)
 #pragma unroll
           for (int j = 0; j < 8; j += 4)
-            *reinterpret_cast<float4*>(slot_at(
-                storage, slot, 64 * u + 16 * static_cast<int>(t) + 8 * column + j)) = {
+            *reinterpret_cast<float4*>(
+                slot_at(storage, slot, 64 * u + 16 * static_cast<int>(t) + 8 * column + j)) = {
                 state.o[u][j][2 * r + column], state.o[u][j + 1][2 * r + column],
                 state.o[u][j + 2][2 * r + column], state.o[u][j + 3][2 * r + column]};
     } else {
@@ -239,8 +241,8 @@ __device__ __forceinline__ void narrow_end(const WorkItem& item, const JobRows& 
 // One warp's stream of a narrow phase.
 template <class Tr>
 __device__ void compute_narrow_stream(const KernelArgs& args, Storage<Tr>& storage,
-                                      const Program& program, const Phase& phase, const JobRows& rows,
-                                      uint32_t parities, SlotGate& gate) {
+                                      const Program& program, const Phase& phase,
+                                      const JobRows& rows, uint32_t parities, SlotGate& gate) {
   const uint32_t stream = threadIdx.x / 32;
   if (stream >= Tr::kStreams) return;
   uint32_t index = phase.item_begin;

@@ -130,7 +130,8 @@ __device__ __forceinline__ void gather_row(const Merge& merge, uint32_t row_offs
       for (int u = 0; u < RowPiece<Tr>::kCount; ++u) {
         const int dim = RowPiece<Tr>::dim(u);
         const uint32_t address =
-            d_slot + static_cast<uint32_t>(slot_block(static_cast<int>(slot), dim >> 3) * 8 + (dim & 7)) * 4;
+            d_slot +
+            static_cast<uint32_t>(slot_block(static_cast<int>(slot), dim >> 3) * 8 + (dim & 7)) * 4;
         if constexpr (RowPiece<Tr>::kWidth == 4) {
           const float4 value = ptx::ld_shared_cluster_f4(address);
           piece.value[u][0] = value.x, piece.value[u][1] = value.y;
@@ -176,7 +177,8 @@ __device__ void deliver_part(const KernelArgs& args, const PlanHeader& header, c
   // least one sees both. If both do, both merge and write the same bits.
   __syncwarp();
   if (lane == 0) {
-    ptx::st_release_gpu(g_tags + own, kPartHere);  // cumulative: the other lanes' stores come before it
+    ptx::st_release_gpu(g_tags + own,
+                        kPartHere);  // cumulative: the other lanes' stores come before it
     ptx::fence_sc_gpu();
   }
   __syncwarp();
@@ -225,13 +227,15 @@ __device__ void run_merges(const KernelArgs& args, Storage<Tr>& storage, const P
   for (uint32_t i = 0; i < program.num_merges; ++i) {
     const Merge merge = program.merges[i];
     const Partial* partials = program.partials + merge.partial_begin;
-    const uint32_t skip = (warp + Tr::kConsumerWarps - before % Tr::kConsumerWarps) % Tr::kConsumerWarps;
+    const uint32_t skip =
+        (warp + Tr::kConsumerWarps - before % Tr::kConsumerWarps) % Tr::kConsumerWarps;
     for (uint32_t row = skip; row < merge.num_rows; row += Tr::kConsumerWarps) {
       RowState state;
       RowPiece<Tr> piece;
       gather_row<Tr>(merge, row, partials, storage, state, piece);
       if (merge.destination == Destination::kWorkspace)
-        deliver_part<Tr>(args, plan.header(), plan.splits()[merge.split], merge, row, rows, state, piece);
+        deliver_part<Tr>(args, plan.header(), plan.splits()[merge.split], merge, row, rows, state,
+                         piece);
       else
         write_row<Tr>(rows, merge.row_begin + row, state, piece);
     }

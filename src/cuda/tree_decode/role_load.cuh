@@ -32,7 +32,9 @@ struct LoadSide {
     return is_v != 0 ? storage.v_full : storage.k_full;
   }
   __device__ __forceinline__ const CUtensorMap* wide_map() const { return args.wide_map + is_v; }
-  __device__ __forceinline__ const CUtensorMap* narrow_map() const { return args.narrow_map + is_v; }
+  __device__ __forceinline__ const CUtensorMap* narrow_map() const {
+    return args.narrow_map + is_v;
+  }
   __device__ __forceinline__ const unsigned char* row(int32_t page_id, uint32_t token) const {
     const CacheArgs& cache = args.cache[is_v];
     return cache.base + page_id * cache.page_stride +
@@ -55,7 +57,8 @@ struct LoadSide {
 };
 
 // Token offset from a page entry -> page entry and token inside that page.
-__device__ __forceinline__ uint32_t split_token(uint32_t token, const FastDiv& page_size, int64_t* entry) {
+__device__ __forceinline__ uint32_t split_token(uint32_t token, const FastDiv& page_size,
+                                                int64_t* entry) {
   const uint32_t pages = page_size.divide(token);
   *entry += pages;
   return page_size.remainder(token, pages);
@@ -74,9 +77,9 @@ __device__ __forceinline__ void copy_narrow_tile(const LoadSide<Tr>& side, uint3
   side.announce(stage, tile.valid);
   if (side.args.narrow_copy == NarrowCopy::kTensor) {
     ptx::mbarrier_arrive_expect_tx(side.full() + stage, kTileTokens * Tr::kRowBytes);
-    ptx::cp_async_bulk_tensor_4d(side.narrow_stage(stage), side.narrow_map(), 0,
-                                 static_cast<int32_t>(tile.token), static_cast<int32_t>(side.kv_head),
-                                 tile.page_id, side.full() + stage);
+    ptx::cp_async_bulk_tensor_4d(
+        side.narrow_stage(stage), side.narrow_map(), 0, static_cast<int32_t>(tile.token),
+        static_cast<int32_t>(side.kv_head), tile.page_id, side.full() + stage);
     return;
   }
   const auto bytes = static_cast<uint32_t>(tile.valid) * Tr::kRowBytes;
@@ -148,8 +151,8 @@ __device__ void load_narrow_phase(const LoadSide<Tr>& side, const Program& progr
     first = ask();
     second = ask();
   }
-  uint32_t turn = 0;           // of this stream's stages
-  uint32_t flipped = 0;        // parity relative to the phase's start
+  uint32_t turn = 0;     // of this stream's stages
+  uint32_t flipped = 0;  // parity relative to the phase's start
   while (__any_sync(0xffffffffu, left > 0)) {
     if (left > 0) {
       const uint32_t stage = lane + turn * Tr::kStreams;
@@ -178,22 +181,22 @@ __device__ void load_narrow_phase(const LoadSide<Tr>& side, const Program& progr
 // One wide step: eight lanes a tile, a box (piece x half) a lane and turn. Lanes that issue together share
 // one short loop in the machine code; lane after lane with code of their own took three times as long.
 template <class Tr>
-__device__ __forceinline__ void copy_wide_step(const LoadSide<Tr>& side, uint32_t stage, uint32_t lane,
-                                               const PendingTile& pending, int64_t entry) {
+__device__ __forceinline__ void copy_wide_step(const LoadSide<Tr>& side, uint32_t stage,
+                                               uint32_t lane, const PendingTile& pending,
+                                               int64_t entry) {
   const uint32_t tile = lane >> 3, sub = lane & 7u;
   uint64_t* full = side.full() + stage;  // of all four tiles: the consumers wait once a step
   const auto valid = static_cast<uint32_t>(pending.valid);
   const uint32_t piece = side.args.wide_piece.divisor;
-  const uint32_t pieces = side.args.wide_piece.divide(valid + piece - 1);  // 0: past the item's last tile
+  const uint32_t pieces =
+      side.args.wide_piece.divide(valid + piece - 1);  // 0: past the item's last tile
   if (sub == 0) side.announce(stage + tile, pending.valid);
   uint32_t rows = sub == 0 ? pieces * piece : 0;
   rows += __shfl_xor_sync(0xffffffffu, rows, 8);
   rows += __shfl_xor_sync(0xffffffffu, rows, 16);
-  // The lanes' announcements come before the arrive that publishes them; the other three stages' barriers
-  // only take their turn, so that parities stay in step.
+  // The lanes' announcements come before the arrive that publishes them.
   __syncwarp();
   if (lane == 0) ptx::mbarrier_arrive_expect_tx(full, rows * 128 * Tr::kHalves);
-  if (sub == 0 && tile > 0) ptx::mbarrier_arrive_release_cta(full + tile, 1);
   for (uint32_t box = sub; box < pieces * Tr::kHalves; box += 8) {
     const uint32_t half = box % Tr::kHalves, i = box / Tr::kHalves;
     uint32_t token = pending.token;
@@ -265,7 +268,7 @@ __device__ void load_wide_phase(const LoadSide<Tr>& side, const Program& program
 template <class Tr>
 __device__ void run_load_role(const KernelArgs& args, Storage<Tr>& storage, bool is_v) {
   const uint32_t lane = threadIdx.x & 31u;
-  uint32_t parities = 0;
+  uint32_t parities = 0;  // of the empty barriers
   ProgramReader<Tr> reader(storage);
   while (const Program* program = reader.wait()) {
     const LoadSide<Tr> side{args, storage, program->kv_head, is_v ? 1u : 0u};

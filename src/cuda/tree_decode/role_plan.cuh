@@ -51,8 +51,8 @@ __device__ __forceinline__ void fetch_program(const KernelArgs& args, const Job&
   const Slice<Partial> partials(header.partials_offset, work.partial_begin, work.num_partials);
   const Slice<int32_t> queries(header.query_order_offset, static_cast<uint32_t>(job.query_begin),
                                static_cast<uint32_t>(job.num_queries));
-  const uint32_t total = phases.bytes + items.bytes + segments.bytes + merges.bytes +
-                         partials.bytes + queries.bytes;
+  const uint32_t total =
+      phases.bytes + items.bytes + segments.bytes + merges.bytes + partials.bytes + queries.bytes;
   const bool fetch = total <= Program::kBytes;
   uint32_t at = 0;
   program.phases = phases.place(args, program, fetch, &at, s_full);
@@ -88,7 +88,8 @@ __device__ __noinline__ void walk_schedule(const KernelArgs& args, Storage<Tr>& 
       return;
     }
     if (count == 0) {
-      fetch_program(args, start.job, start.work, start.entry.kv_head, storage.programs[buffer], s_full);
+      fetch_program(args, start.job, start.work, start.entry.kv_head, storage.programs[buffer],
+                    s_full);
     } else {
       const ScheduleEntry scheduled = plan.schedule()[entry];
       fetch_program(args, plan.jobs()[scheduled.job],

@@ -16,13 +16,13 @@ struct Program {
   static constexpr uint32_t kBytes = 8 * 1024;
   alignas(16) unsigned char bytes[kBytes];
   const Phase* phases;
-  const WorkItem* items;        // of the whole plan's index space: items[phase.item_begin] is right
-  const Segment* segments;      // likewise
-  const Merge* merges;          // of this rank: merges[0] is the first
-  const Partial* partials;      // of the whole plan's index space
-  const int32_t* query_order;   // of this job: query_order[0] is its first query
+  const WorkItem* items;       // of the whole plan's index space: items[phase.item_begin] is right
+  const Segment* segments;     // likewise
+  const Merge* merges;         // of this rank: merges[0] is the first
+  const Partial* partials;     // of the whole plan's index space
+  const int32_t* query_order;  // of this job: query_order[0] is its first query
   uint32_t kv_head;
-  uint32_t num_phases;          // kEnd: there is no such entry, the CTA is done
+  uint32_t num_phases;  // kEnd: there is no such entry, the CTA is done
   uint32_t num_merges;
   uint32_t needs_exchange;
   static constexpr uint32_t kEnd = 0xffffffffu;
@@ -36,7 +36,8 @@ struct Storage {
   // Slots: un-normalised output of a row, its 8-float blocks permuted by slot_block(), and (max, sum) base 2.
   alignas(16) float slot_output[Tr::kSlots * Tr::kDim];
   alignas(8) float2 slot_state[Tr::kSlots];
-  uint32_t stage_tokens[Tr::kStages];  // valid tokens of the tile in a stage; K's load warp writes it before k_full
+  uint32_t stage_tokens
+      [Tr::kStages];  // valid tokens of the tile in a stage; K's load warp writes it before k_full
   Program programs[2];  // one runs while the next is fetched
   // Barriers last. k_full/v_full: the producer's expect_tx arrive and the bytes; stage_empty: 8 arrivals
   // (one by each consumer warp that shares the stage, weighted so that they always sum to 8).
@@ -45,13 +46,15 @@ struct Storage {
   uint64_t stage_empty[Tr::kStages];
   uint64_t program_full[2];   // the plan role's arrive and the bytes
   uint64_t program_empty[2];  // 8 consumer warps and 2 load warps
-  uint64_t slots_ready;  // one arrival a rank: its partials are in place
-  uint64_t slots_free;   // one arrival a rank: it has read what it needed
+  uint64_t slots_ready;       // one arrival a rank: its partials are in place
+  uint64_t slots_free;        // one arrival a rank: it has read what it needed
 };
 
 // Eight floats of a row live in block `block ^ (slot & 7)`: rows of a matrix fragment fall into different
 // banks, and within a block the order is kept, so 16-byte accesses stay whole.
-__device__ __forceinline__ int slot_block(int slot, int block) { return block ^ (slot & 7); }
+__device__ __forceinline__ int slot_block(int slot, int block) {
+  return block ^ (slot & 7);
+}
 
 template <class Tr>
 __device__ __forceinline__ float* slot_at(Storage<Tr>& storage, int slot, int dim) {

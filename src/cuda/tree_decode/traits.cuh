@@ -10,12 +10,12 @@ template <class T_, int kHeadDim_>
 struct Traits {
   using T = T_;
   static constexpr int kHeadDim = kHeadDim_;
-  static constexpr int kDim = padded_dim(kHeadDim);     // of shared memory rows and accumulators
-  static constexpr int kHalves = kDim / 64;             // 128-byte column blocks of a swizzled tile
+  static constexpr int kDim = padded_dim(kHeadDim);  // of shared memory rows and accumulators
+  static constexpr int kHalves = kDim / 64;          // 128-byte column blocks of a swizzled tile
   // Wide path: whether the warpgroups share the output's columns out (storage and registers allow 64 rows then).
   static constexpr bool kSplitColumns = kHalves > 2;
   static constexpr int kWideHalves = kSplitColumns ? 2 : kHalves;  // a warpgroup
-  static constexpr int kChunks = kHeadDim / 8;          // 16-byte chunks of a K or V row
+  static constexpr int kChunks = kHeadDim / 8;                     // 16-byte chunks of a K or V row
   static constexpr int kChunkSteps = (kChunks + 3) / 4;  // a quad of lanes takes four chunks a step
   static constexpr TileTable kTable = tile_table(kHeadDim);
   static constexpr int kStages = kTable.num_stages;
@@ -24,10 +24,10 @@ struct Traits {
   static constexpr int kSlots = kTable.num_slots;
   static constexpr int kWideStages = kStages / kWideTiles;
 
-  static constexpr int kRowBytes = kHeadDim * 2;                    // one K row, unswizzled
-  static constexpr int kHalfTileBytes = kTileTokens * kDim * 2;     // K (or V) room of one stage
+  static constexpr int kRowBytes = kHeadDim * 2;                 // one K row, unswizzled
+  static constexpr int kHalfTileBytes = kTileTokens * kDim * 2;  // K (or V) room of one stage
   static constexpr int kStageBytes = 2 * kHalfTileBytes;
-  static constexpr int kWideKBytes = kWideTiles * kHalfTileBytes;   // K room of a wide step
+  static constexpr int kWideKBytes = kWideTiles * kHalfTileBytes;        // K room of a wide step
   static constexpr int kWideHalfBytes = kWideTiles * kTileTokens * 128;  // 64 tokens x 64 elements
 
   static constexpr int kConsumerThreads = 256;

@@ -26,7 +26,9 @@ class TileWalker {
   // First token of the tile, counted from the first token of page_entry()'s page.
   __device__ __forceinline__ uint32_t token() const { return token_; }
   // Tokens of the tile, 1..16; 0 when done.
-  __device__ __forceinline__ int32_t valid() const { return max(min(tokens_left_, kTileTokens), 0); }
+  __device__ __forceinline__ int32_t valid() const {
+    return max(min(tokens_left_, kTileTokens), 0);
+  }
 
   __device__ __forceinline__ void advance() {
     token_ += kTileTokens;
@@ -73,7 +75,12 @@ class TileWalker {
   int32_t ahead_tokens_;
 };
 
-// Bit s: whether stage s's barriers change parity over the phase. A warp works it out together, a lane a
+// The stages whose full barriers a wide step uses: the first of each four has the bytes of all of them.
+inline constexpr uint32_t kWideFirstStages = 0x11111111u;
+static_assert(kWideTiles == 4);
+
+// Bit s: whether stage s's empty barrier changes parity over the phase (full barriers of a wide phase: only the
+// kWideFirstStages of these). A warp works it out together, a lane a
 // stage, from the tile counts in the phase; a stage is used once each time its turn comes.
 template <class Tr>
 __device__ __forceinline__ uint32_t parity_changes(const Phase& phase, uint32_t lane) {

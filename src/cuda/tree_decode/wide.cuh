@@ -50,10 +50,13 @@ struct WideRows {
                : static_cast<uint32_t>(h);
   }
   __device__ __forceinline__ bool owns(int h) const {
-    return !Tr::kSplitColumns || warpgroup * Tr::kWideHalves + static_cast<uint32_t>(h) < Tr::kHalves;
+    return !Tr::kSplitColumns ||
+           warpgroup * Tr::kWideHalves + static_cast<uint32_t>(h) < Tr::kHalves;
   }
   // One warpgroup speaks for the rows' maximum and sum.
-  __device__ __forceinline__ bool owns_state() const { return !Tr::kSplitColumns || warpgroup == 0; }
+  __device__ __forceinline__ bool owns_state() const {
+    return !Tr::kSplitColumns || warpgroup == 0;
+  }
   __device__ __forceinline__ int column(int h, int j) const {
     return static_cast<int>(64 * half(h)) + 8 * j + 2 * static_cast<int>(threadIdx.x & 3u);
   }
@@ -80,10 +83,10 @@ __device__ __forceinline__ void wide_begin(const WorkItem& item, const JobRows& 
     for (int s = 0; s < Tr::kDim / 16; ++s)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const uint32_t dim = 16u * static_cast<uint32_t>(s) + 8u * static_cast<uint32_t>(half) + 2 * t;
-        state.q[s][2 * half + r] = real && dim < Tr::kHeadDim
-                                       ? __ldg(reinterpret_cast<const uint32_t*>(q + dim))
-                                       : 0u;
+        const uint32_t dim =
+            16u * static_cast<uint32_t>(s) + 8u * static_cast<uint32_t>(half) + 2 * t;
+        state.q[s][2 * half + r] =
+            real && dim < Tr::kHeadDim ? __ldg(reinterpret_cast<const uint32_t*>(q + dim)) : 0u;
       }
     state.max[r] = -INFINITY;
     state.sum[r] = 0.0f;
@@ -100,8 +103,7 @@ __device__ __forceinline__ void wide_begin(const WorkItem& item, const JobRows& 
       for (int j = 0; j < 8; ++j) {
         float2 value{0.0f, 0.0f};
         if (resumed)
-          value = *reinterpret_cast<const float2*>(
-              slot_at(storage, slot, mine.column(h, j)));
+          value = *reinterpret_cast<const float2*>(slot_at(storage, slot, mine.column(h, j)));
         state.o[h][4 * j + 2 * r] = value.x;
         state.o[h][4 * j + 2 * r + 1] = value.y;
       }
@@ -188,8 +190,8 @@ __device__ __forceinline__ void wide_clear_v(unsigned char* s_v, uint32_t valid,
 
 // Asks for the scores of a step; they are there after the wait for this group.
 template <class Tr>
-__device__ __forceinline__ void wide_issue_scores(const unsigned char* s_k, const WideState<Tr>& state,
-                                                  float (&scores)[32]) {
+__device__ __forceinline__ void wide_issue_scores(const unsigned char* s_k,
+                                                  const WideState<Tr>& state, float (&scores)[32]) {
   ptx::wgmma_fence();
 #pragma unroll
   for (int s = 0; s < Tr::kDim / 16; ++s)
@@ -209,7 +211,8 @@ __device__ __forceinline__ void wide_pack(const float (&scores)[32], uint32_t (&
 }
 
 template <class Tr>
-__device__ __forceinline__ void wide_issue_output(const unsigned char* s_v, const uint32_t (&p)[4][4],
+__device__ __forceinline__ void wide_issue_output(const unsigned char* s_v,
+                                                  const uint32_t (&p)[4][4],
                                                   const WideRows<Tr>& mine, WideState<Tr>& state) {
   ptx::wgmma_fence();
 #pragma unroll
@@ -231,7 +234,8 @@ __device__ __forceinline__ void pin(float (&accumulators)[kCount]) {
 template <class Tr>
 __device__ __forceinline__ void wide_store_slots(int first_slot, const WorkItem& item,
                                                  const WideRows<Tr>& mine, Storage<Tr>& storage,
-                                                 const WideState<Tr>& state, const float (&sum)[2]) {
+                                                 const WideState<Tr>& state,
+                                                 const float (&sum)[2]) {
   const int t = static_cast<int>(threadIdx.x & 3u);
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
