@@ -94,7 +94,7 @@ std::string check_line(const ReplayReport& report) {
       "{} executed on {} in {:.1f} s, {} checked: ", counted(execution.executed_steps, "step"),
       report.backend, execution.seconds, counted(execution.checked_rows, "row"));
   if (execution.failures > 0) {
-    return text + fmt::format("{}, the first: {}", counted(execution.failures, "failed check"),
+    return text + fmt::format("{}, the first: {}", counted(execution.failures, "FAILURE"),
                               execution.first_failure);
   }
   if (execution.checked_rows == 0) return text + "nothing to compare";
