@@ -3,17 +3,19 @@
 # The main job on a machine with nothing prepared: installs missing packages, builds the command line tool,
 # replays a serving trace and draws the plan of one batch.
 #
-#   ./demo.sh                 the small trace that comes with Capillary
-#   ./demo.sh my-trace.jsonl  your own: lines of {"timestamp", "input_length", "output_length", "hash_ids"}
+#   ./demo.sh                              the small trace that comes with Capillary, every 8th step executed
+#   ./demo.sh my-trace.jsonl [OPTION...]   your own, with options of `capillary replay`
 set -euo pipefail
 cd_from="$PWD"
 cd "$(dirname "${BASH_SOURCE[0]}")"
 source scripts/common.sh
 
 trace="traces/demo.jsonl"
+options=(--execute-every 8)
 if [[ $# -gt 0 ]]; then
   trace="$(cd "$cd_from" && realpath -- "$1")"
   shift
+  options=("$@")
 fi
 [[ -r "$trace" ]] || die "demo: cannot read the trace '$trace'; it must be a JSON lines file; see README.md"
 
@@ -36,7 +38,7 @@ step "What this build and machine can do"
 
 mkdir -p out
 step "Replaying $trace"
-"$capillary" replay "$trace" --report out/replay.html "$@"
+"$capillary" replay "$trace" --report out/replay.html "${options[@]}"
 
 step "Drawing the plan of one batch"
 "$capillary" plan --tree 1x2048,4x512,32x128 --heads 32/8 --html out/plan.html
