@@ -405,7 +405,7 @@ TEST_F(Cli, InterruptedBenchKeepsWhatItMeasured) {
   work_.put("two.json", kTwoWorkloads);
   for (const int signal : {SIGINT, SIGTERM}) {
     const Outcome outcome =
-        work_.run_and_signal({"bench", "--file", "two.json", "--repeat", "20000", "--json", "--out",
+        work_.run_and_signal({"bench", "--file", "two.json", "--repeat", "4000", "--json", "--out",
                               "bench.jsonl", "--device", "cpu", "--threads", "1"},
                              signal, [&](const Workplace::Running& running) {
                                return std::filesystem::file_size(running.out_file) > 0;
