@@ -220,15 +220,16 @@ void Planner::Impl::search(const PrefixForest& forest) {
   const bool shares = forest.flat_tokens() > forest.unique_tokens();
   if (options.mode == Mode::kAuto && shares) {
     // Sharing that does not pay is not used: "never slower than plain decode". Most often there is nothing
-    // to look for: all of the flat bytes, at the rate of L2 where they fit there, take longer than the best
-    // plan.
+    // to look for: reading all of the flat bytes takes longer than the best plan.
     const double bytes = static_cast<double>(model.tile_bytes()) / kTileTokens * shape.num_kv_heads;
-    const double rate =
-        static_cast<double>(forest.unique_tokens()) * bytes <= static_cast<double>(profile.l2_bytes)
-            ? std::max(profile.l2_gbps_per_cta, profile.hbm_gbps_per_cta) * profile.num_sms
-            : profile.hbm_gbps;
-    const double flat_us = static_cast<double>(forest.flat_tokens()) * bytes / (rate * 1e3);
-    if (profile.launch_us + flat_us >= best.predicted_us) return;
+    const double unique = static_cast<double>(forest.unique_tokens()) * bytes;
+    const double again = static_cast<double>(forest.flat_tokens()) * bytes - unique;
+    const double again_gbps = unique <= static_cast<double>(profile.l2_bytes)
+                                  ? profile.l2_gbps_per_cta * profile.num_sms
+                                  : profile.hbm_gbps;
+    const double flat_us = profile.launch_us + profile.job_start_us + profile.item_start_us +
+                           (unique / profile.hbm_gbps + again / again_gbps) / 1e3;
+    if (flat_us >= best.predicted_us) return;
   }
   if (options.mode == Mode::kFlat || (options.mode == Mode::kAuto && shares))
     search_sharing(forest, true);
