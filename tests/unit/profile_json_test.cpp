@@ -55,8 +55,9 @@ TEST(ProfileJson, EveryFigureReachesTheProfile) {
   const json whole = builtin_json();
   for (const auto& [key, value] : whole.items()) {
     if (key == "schema_version" || value.is_string()) continue;
-    const auto expect_change = [&](json changed) {
-      EXPECT_NE(profile_from_json(changed.dump(), "card.json").hash(), builtin) << key;
+    const std::string name = key;
+    const auto expect_change = [&](const json& changed) {
+      EXPECT_NE(profile_from_json(changed.dump(), "card.json").hash(), builtin) << name;
       ++figures;
     };
     if (value.is_object()) {
