@@ -30,7 +30,10 @@ struct DeviceProfile {
   // Clusters co-resident with one CTA an SM; 0: this cluster size cannot be launched.
   std::array<int32_t, kNumClusterSizes> max_clusters = {132, 66, 30, 15, 7};
 
-  // Rates in GB/s (1e9), times in us.
+  // Rates in GB/s (1e9), times in us. The clusters above, hbm_gbps and dsm_load_gbps_per_cta were measured by
+  // themselves on an H200. Every other figure below is fitted: it makes the model's estimates agree with
+  // whole steps, so it absorbs what the model leaves out and is no measurement of what its name says
+  // (docs/planner.md, "Where the built-in figures come from").
   double hbm_gbps = 4620;        // streaming read, all SMs
   double hbm_gbps_per_cta = 36;  // the most one CTA draws while the others leave HBM idle
   double l2_gbps_per_cta = 55;   // L2-resident read into one SM
@@ -48,7 +51,7 @@ struct DeviceProfile {
   uint64_t hash() const;
 };
 
-// The figures of ../shared/hardware-h200.md: what the planner uses where nothing was calibrated.
+// What the planner uses where nothing was calibrated: an H200, partly measured, partly fitted (see above).
 const DeviceProfile& builtin_h200();
 
 // Throws InvalidArgument naming the field when a figure is NaN, not positive, or absurd.

@@ -20,7 +20,8 @@ using TileTimes = std::array<double, kNumTileClasses>;
 // Consumer warps that merge rows, one each at a time.
 inline constexpr int kMergeWarps = 8;
 
-// Reading one more part of a split row back from L2 (33 us with 132 parts against 19 with 30, on an H200).
+// Reading one more part of a split row back from L2. From two steps alone (flat-1x32768 at 8/1: 33 us with 132
+// parts, 19 us with 30), which differed in cluster size too: an order of magnitude, not a measurement.
 inline constexpr double kPartUs = 0.13;
 
 constexpr int tile_class(int32_t num_rows) {
