@@ -3,7 +3,8 @@
 // have 416 each, 32 query heads on 8 KV heads, head_dim 128):
 //   decode/auto is at least 3 times as fast as decode/flat;
 //   decode/flat takes at most 4 times as long as stream/flat_bytes, a plain read of as many bytes.
-// Every benchmark uses all cores, and compares its output with nothing: the check table does that.
+// Cache rows of one KV head lie apart in NHD and together in HND, which the prefetchers of a core notice; both
+// are measured. Every benchmark uses all cores, and compares its output with nothing: the check table does.
 #include <benchmark/benchmark.h>
 
 #include <cstring>
@@ -30,20 +31,17 @@ struct Step {
   PrefixForest forest;
 };
 
-Step& pat_01() {
-  static Step step = [] {
-    const check::TreeSpec tree = check::level_tree({1, 10}, {4096, 416});
-    check::HostBatch batch =
-        check::make_batch({.shape = kShape, .table = check::make_table(tree, kPageSize, 1)});
-    PrefixForest forest =
-        PrefixForest::from_block_table(batch.block_table_view(), batch.seq_lens, kPageSize);
-    return Step{std::move(batch), std::move(forest)};
-  }();
-  return step;
+Step pat_01(check::CacheLayout layout) {
+  const check::TreeSpec tree = check::level_tree({1, 10}, {4096, 416});
+  check::HostBatch batch = check::make_batch(
+      {.shape = kShape, .layout = layout, .table = check::make_table(tree, kPageSize, 1)});
+  PrefixForest forest =
+      PrefixForest::from_block_table(batch.block_table_view(), batch.seq_lens, kPageSize);
+  return {std::move(batch), std::move(forest)};
 }
 
-void decode_step(benchmark::State& state, Mode mode) {
-  Step& step = pat_01();
+void decode_step(benchmark::State& state, Mode mode, check::CacheLayout layout) {
+  Step step = pat_01(layout);
   Planner planner(kShape, builtin_h200(), {.mode = mode});
   const Plan& plan = planner.plan(step.forest);
   for (auto _ : state) decode_cpu(plan, step.batch.tensors());
@@ -51,8 +49,12 @@ void decode_step(benchmark::State& state, Mode mode) {
       mode == Mode::kFlat ? step.forest.flat_tokens() : step.forest.unique_tokens();
   state.SetBytesProcessed(state.iterations() * tokens * bytes_per_token());
 }
-BENCHMARK_CAPTURE(decode_step, auto, Mode::kAuto) -> UseRealTime() -> Unit(benchmark::kMillisecond);
-BENCHMARK_CAPTURE(decode_step, flat, Mode::kFlat)->UseRealTime()->Unit(benchmark::kMillisecond);
+#define CAPILLARY_DECODE_BENCHMARK(name, mode, layout) \
+  BENCHMARK_CAPTURE(decode_step, name, mode, layout)->UseRealTime()->Unit(benchmark::kMillisecond)
+CAPILLARY_DECODE_BENCHMARK(auto_nhd, Mode::kAuto, check::CacheLayout::kNhd);
+CAPILLARY_DECODE_BENCHMARK(flat_nhd, Mode::kFlat, check::CacheLayout::kNhd);
+CAPILLARY_DECODE_BENCHMARK(auto_hnd, Mode::kAuto, check::CacheLayout::kHnd);
+CAPILLARY_DECODE_BENCHMARK(flat_hnd, Mode::kFlat, check::CacheLayout::kHnd);
 
 uint64_t sum_words(const uint64_t* words, size_t count) {
   // Independent sums, or the additions and not the memory would set the pace.
@@ -66,7 +68,8 @@ uint64_t sum_words(const uint64_t* words, size_t count) {
 }
 
 void stream_flat_bytes(benchmark::State& state) {
-  const auto bytes = static_cast<size_t>(pat_01().forest.flat_tokens() * bytes_per_token());
+  const auto bytes = static_cast<size_t>(pat_01(check::CacheLayout::kNhd).forest.flat_tokens() *
+                                         bytes_per_token());
   const std::vector<uint64_t> memory(bytes / 8, 1);
   const size_t num_threads = std::max(1u, std::thread::hardware_concurrency());
   const size_t share = memory.size() / num_threads;

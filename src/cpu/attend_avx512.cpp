@@ -9,16 +9,7 @@ namespace capillary::cpu {
 namespace avx512 {
 namespace {
 
-constexpr int kLanes = 16;
-constexpr int kScoreTokens = 8;
-constexpr int kOutRows = 4;
-constexpr int kOutVecs = 4;
-
-inline __m512 load_fp16(const std::byte* from) {
-  // The unmasked form makes GCC 12 warn about its own header's undefined operand.
-  return _mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
-}
-
+#include "cpu/attend_avx512_traits.h"
 #include "cpu/attend_impl.h"
 
 constexpr AttendKernel kKernel = {"avx512", packed_floats, scratch_floats, pack_queries, attend};
@@ -27,10 +18,7 @@ constexpr AttendKernel kKernel = {"avx512", packed_floats, scratch_floats, pack_
 }  // namespace avx512
 
 const AttendKernel* attend_kernel_avx512() {
-  static const bool kRuns = __builtin_cpu_supports("avx512f") &&
-                            __builtin_cpu_supports("avx512bw") &&
-                            __builtin_cpu_supports("avx512dq") &&
-                            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("fma");
+  static const bool kRuns = avx512::has_avx512();
   return kRuns ? &avx512::kKernel : nullptr;
 }
 

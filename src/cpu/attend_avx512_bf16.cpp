@@ -10,15 +10,7 @@ namespace capillary::cpu {
 namespace avx512_bf16 {
 namespace {
 
-constexpr int kLanes = 16;
-constexpr int kScoreTokens = 8;
-constexpr int kOutRows = 4;
-constexpr int kOutVecs = 4;
-
-inline __m512 load_fp16(const std::byte* from) {
-  // The unmasked form makes GCC 12 warn about its own header's undefined operand.
-  return _mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
-}
+#include "cpu/attend_avx512_traits.h"
 
 // acc + q[2i] * k[2i] + q[2i + 1] * k[2i + 1] in every lane.
 inline __m512 dot_pairs(__m512 acc, __m512i q, __m512i k) {
@@ -34,10 +26,7 @@ constexpr AttendKernel kKernel = {"avx512_bf16", packed_floats, scratch_floats, 
 }  // namespace avx512_bf16
 
 const AttendKernel* attend_kernel_avx512_bf16() {
-  static const bool kRuns =
-      __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-      __builtin_cpu_supports("fma") && __builtin_cpu_supports("avx512bf16");
+  static const bool kRuns = avx512_bf16::has_avx512() && __builtin_cpu_supports("avx512bf16");
   return kRuns ? &avx512_bf16::kKernel : nullptr;
 }
 

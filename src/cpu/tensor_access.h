@@ -39,12 +39,15 @@ inline void store_float(std::byte* run, DType dtype, int64_t idx, float value) {
   std::memcpy(run + idx * 2, &bits, 2);
 }
 
+// Runs of values; the dtype is looked at once.
 inline void load_floats(const std::byte* run, DType dtype, int64_t count, float* values) {
-  for (int64_t i = 0; i < count; ++i) values[i] = load_float(run, dtype, i);
-}
-
-inline void store_floats(std::byte* run, DType dtype, int64_t count, const float* values) {
-  for (int64_t i = 0; i < count; ++i) store_float(run, dtype, i, values[i]);
+  if (dtype == DType::kFloat32) {
+    std::memcpy(values, run, static_cast<size_t>(count) * 4);
+  } else if (dtype == DType::kBFloat16) {
+    for (int64_t i = 0; i < count; ++i) values[i] = load_float(run, DType::kBFloat16, i);
+  } else {
+    for (int64_t i = 0; i < count; ++i) values[i] = load_float(run, DType::kFloat16, i);
+  }
 }
 
 constexpr bool is_floating(DType dtype) {
