@@ -16,7 +16,8 @@
 namespace capillary::check {
 namespace {
 
-constexpr std::array kPageSizes = {1, 2, 3, 5, 7, 8, 16, 24, 32, 48, 64, 128, 480, 1024};
+constexpr std::array kPageSizes = {1,  2,  3,   5,   7,   8,   16,  24,  32,
+                                   48, 64, 128, 192, 256, 480, 512, 1024};
 constexpr std::array kGroupSizes = {1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 32, 64};
 constexpr std::array kHeadDims = {64, 80, 96, 112, 128, 192, 256};
 constexpr std::array kLayouts = {CacheLayout::kNhd,        CacheLayout::kHnd,
@@ -180,6 +181,35 @@ void add_pages(std::vector<CheckCase>& table) {
   }
 }
 
+// One and three tokens in pages of any size; and a request far shorter than the pieces it is cut into.
+void add_short_requests(std::vector<CheckCase>& table) {
+  for (const int32_t page_size : kPageSizes) {
+    CheckCase c = case_of(fmt::format("short/p{}", page_size), flat_tree({1, 3}));
+    c.page_size = page_size;
+    c.shape = heads(16, 4, 128, DType::kFloat16);
+    table.push_back(std::move(c));
+  }
+  CheckCase pieces = case_of("short/5-tokens-16-pieces", flat_tree({5}));
+  pieces.options.num_pieces = 16;
+  table.push_back(std::move(pieces));
+}
+
+// Ratios that are no power of two, with a prefix, ragged leaves and rows split over jobs: what the LSE's
+// layout goes wrong with first.
+void add_split_ratios(std::vector<CheckCase>& table) {
+  std::vector<int32_t> leaves(32);
+  for (size_t i = 0; i < leaves.size(); ++i) leaves[i] = static_cast<int32_t>(1 + i * 11 % 64);
+  for (const auto& [q_heads, kv_heads] : {std::pair{28, 4}, {40, 8}}) {
+    for (const int32_t pieces : {0, 3, 17}) {
+      CheckCase c = case_of(fmt::format("split/{}-{}-pieces{}", q_heads, kv_heads, pieces),
+                            star_tree(512, leaves));
+      c.shape = heads(q_heads, kv_heads, 64);
+      c.options = {.mode = pieces == 17 ? Mode::kSharedL2 : Mode::kAuto, .num_pieces = pieces};
+      table.push_back(std::move(c));
+    }
+  }
+}
+
 void add_tile_edges(std::vector<CheckCase>& table) {
   for (const int32_t length : {1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 257}) {
     CheckCase flat =
@@ -266,7 +296,9 @@ const std::vector<CheckCase>& case_table() {
     add_fixtures(cases);
     add_shapes(cases);
     add_pages(cases);
+    add_short_requests(cases);
     add_tile_edges(cases);
+    add_split_ratios(cases);
     add_options(cases);
     add_values(cases);
     return cases;
