@@ -48,7 +48,7 @@ class CostModel {
 
   // Loading a tile, on average, while `active_ctas` CTAs stream keys, `reread` times as many as there are: the
   // first to ask for a key waits for its share of HBM, the others for L2. A CTA's loads come one after the
-  // other, so the two add up (measured: rereading is never free).
+  // other, so the two add up: with rereading free, the model chose groups across trees that then ran slower.
   double load_us(int active_ctas, double reread) const {
     const double from_hbm = 1 / std::max(reread, 1.0);
     const double share =
@@ -74,7 +74,8 @@ class CostModel {
                          kTileTokens * shape_.num_kv_heads;
     const double flops = 2.0 * static_cast<double>(flat_tokens) * shape_.num_q_heads *
                          (shape_.head_dim + shape_.v_dim());
-    return std::max(bytes / (profile_.hbm_gbps * 1e3), flops / (profile_.matrix_tflops * 1e6));
+    return std::max(bytes / (profile_.hbm_gbps * 1e3),
+                    flops / (profile_.matrix_ceiling_tflops * 1e6));
   }
 
   // Merging rows whose partials lie in the CTAs of a cluster: ranks share the rows, a warp takes one at a

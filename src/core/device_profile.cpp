@@ -15,7 +15,7 @@ void require_positive(const char* field, double value) {
   if (std::isfinite(value) && value > 0) return;
   throw InvalidArgument(five_parts("validate_profile", field, "is " + std::to_string(value),
                                    "be a finite number above zero",
-                                   "run `capillary calibrate` again or drop the profile"));
+                                   "correct the profile or run without one"));
 }
 
 }  // namespace
@@ -28,7 +28,8 @@ uint64_t DeviceProfile::hash() const {
   for (const int32_t count : max_clusters) hash.add(count);
   for (const double figure :
        {hbm_gbps, hbm_gbps_per_cta, l2_gbps_per_cta, dsm_latency_us, cluster_barrier_us,
-        l2_merge_latency_us, matrix_tflops, narrow_tile_us, launch_us, job_start_us, item_start_us})
+        l2_merge_latency_us, matrix_tflops, matrix_ceiling_tflops, narrow_tile_us, launch_us,
+        job_start_us, item_start_us})
     hash.add(figure);
   for (const double rate : dsm_load_gbps_per_cta) hash.add(rate);
   return hash.value();
@@ -52,7 +53,7 @@ void validate_profile(const DeviceProfile& profile) {
       throw InvalidArgument(five_parts("validate_profile", "max_clusters[" + size + "]",
                                        "is " + std::to_string(profile.max_clusters[index]),
                                        "fit the card's SMs (0: cannot be launched)",
-                                       "run `capillary calibrate` again or drop the profile"));
+                                       "correct the profile or run without one"));
     require_positive(("dsm_load_gbps_per_cta[" + size + "]").c_str(),
                      profile.dsm_load_gbps_per_cta[index]);
   }
@@ -63,6 +64,7 @@ void validate_profile(const DeviceProfile& profile) {
   require_positive("cluster_barrier_us", profile.cluster_barrier_us);
   require_positive("l2_merge_latency_us", profile.l2_merge_latency_us);
   require_positive("matrix_tflops", profile.matrix_tflops);
+  require_positive("matrix_ceiling_tflops", profile.matrix_ceiling_tflops);
   require_positive("narrow_tile_us", profile.narrow_tile_us);
   require_positive("launch_us", profile.launch_us);
   require_positive("job_start_us", profile.job_start_us);

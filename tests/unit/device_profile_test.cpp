@@ -31,6 +31,7 @@ const std::vector<Figure> kFigures = {
     {"cluster_barrier_us", &DeviceProfile::cluster_barrier_us},
     {"l2_merge_latency_us", &DeviceProfile::l2_merge_latency_us},
     {"matrix_tflops", &DeviceProfile::matrix_tflops},
+    {"matrix_ceiling_tflops", &DeviceProfile::matrix_ceiling_tflops},
     {"narrow_tile_us", &DeviceProfile::narrow_tile_us},
     {"launch_us", &DeviceProfile::launch_us},
     {"job_start_us", &DeviceProfile::job_start_us},

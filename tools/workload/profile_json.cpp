@@ -17,7 +17,7 @@ struct NumberField {
   const char* key;
   double DeviceProfile::*member;
 };
-constexpr std::array<NumberField, 11> kNumbers = {{
+constexpr std::array<NumberField, 12> kNumbers = {{
     {"hbm_gbps", &DeviceProfile::hbm_gbps},
     {"hbm_gbps_per_cta", &DeviceProfile::hbm_gbps_per_cta},
     {"l2_gbps_per_cta", &DeviceProfile::l2_gbps_per_cta},
@@ -25,6 +25,7 @@ constexpr std::array<NumberField, 11> kNumbers = {{
     {"cluster_barrier_us", &DeviceProfile::cluster_barrier_us},
     {"l2_merge_latency_us", &DeviceProfile::l2_merge_latency_us},
     {"matrix_tflops", &DeviceProfile::matrix_tflops},
+    {"matrix_ceiling_tflops", &DeviceProfile::matrix_ceiling_tflops},
     {"narrow_tile_us", &DeviceProfile::narrow_tile_us},
     {"launch_us", &DeviceProfile::launch_us},
     {"job_start_us", &DeviceProfile::job_start_us},
@@ -68,13 +69,28 @@ DeviceProfile profile_from_json(std::string_view text, std::string_view source) 
   if (version != kProfileSchemaVersion) {
     fields.fail("schema_version", fmt::format("is {}", version),
                 fmt::format("be {}", kProfileSchemaVersion),
-                "calibrate again with this version of capillary");
+                "write the profile in this version's format (docs/cli.md)");
   }
-  fields.allow_only({"schema_version", "name", "source", "num_sms", "l2_bytes",
-                     "smem_bytes_per_cta", "max_clusters", "hbm_gbps", "hbm_gbps_per_cta",
-                     "l2_gbps_per_cta", "dsm_load_gbps_per_cta", "dsm_latency_us",
-                     "cluster_barrier_us", "l2_merge_latency_us", "matrix_tflops", "narrow_tile_us",
-                     "launch_us", "job_start_us", "item_start_us"});
+  fields.allow_only({"schema_version",
+                     "name",
+                     "source",
+                     "num_sms",
+                     "l2_bytes",
+                     "smem_bytes_per_cta",
+                     "max_clusters",
+                     "hbm_gbps",
+                     "hbm_gbps_per_cta",
+                     "l2_gbps_per_cta",
+                     "dsm_load_gbps_per_cta",
+                     "dsm_latency_us",
+                     "cluster_barrier_us",
+                     "l2_merge_latency_us",
+                     "matrix_tflops",
+                     "matrix_ceiling_tflops",
+                     "narrow_tile_us",
+                     "launch_us",
+                     "job_start_us",
+                     "item_start_us"});
   DeviceProfile profile;
   profile.name = fields.text("name");
   profile.source = fields.text("source");

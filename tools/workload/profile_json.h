@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// DeviceProfile as JSON: what `capillary calibrate` writes and --profile and CAPILLARY_PROFILE read. Every
+// DeviceProfile as JSON: what --profile and CAPILLARY_PROFILE read. Every
 // field is named and needed; a field that is unknown, missing, not finite or not positive is refused by name,
 // so that a profile never silently falls back to another card's figure.
 #pragma once
