@@ -27,6 +27,7 @@ struct RunOptions {
   int repeats = 20;
   bool no_check = false;
   bool json = false;
+  std::string trace;
 };
 
 void print_text(const PlanReport& report, const Measurement& measurement, TimedDevice& device,
@@ -112,6 +113,11 @@ int run_run(const RunOptions& options) {
   throw_if_interrupted();
   const Measurement measurement =
       measure(*device, *measured, report.plan, options.repeats, !options.no_check);
+  if (!options.trace.empty()) {
+    OutputFile file(kVerb, "--trace", options.trace);
+    file.write(measured->trace_json());
+    file.commit();
+  }
   if (options.json) {
     print_json(report, measurement, *device, options);
   } else {
@@ -140,6 +146,8 @@ void add_run_command(CLI::App& app, Invocation& invocation) {
       ->check(CLI::Range(1, 1000000));
   command->add_flag("--no-check", options->no_check, "Skip the comparison with the oracle");
   command->add_flag("--json", options->json, "Print as JSON instead");
+  command->add_option("--trace", options->trace,
+                      "Write the kernel's timeline as a Chrome trace (CAPILLARY_TRACE builds)");
   command->callback([&invocation, options] {
     invocation.verb = kVerb;
     invocation.run = [options] { return run_run(*options); };
