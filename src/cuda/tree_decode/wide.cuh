@@ -319,7 +319,7 @@ __device__ __forceinline__ void wide_end(const WorkItem& item, const JobRows& ro
   for (int r = 0; r < 2; ++r) {
     const uint32_t row = mine.row(r);
     if (row >= item.num_rows) continue;
-    const float inverse = sum[r] > 0.0f ? 1.0f / sum[r] : 0.0f;
+    const float inverse = normaliser(sum[r]);
     typename Tr::T* out = rows.out<typename Tr::T>(item.row_begin + row);
 #pragma unroll
     for (int h = 0; h < Tr::kWideHalves; ++h)
