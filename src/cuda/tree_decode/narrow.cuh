@@ -27,9 +27,10 @@
 
 namespace capillary::tree_decode {
 
+// A quad row and a place in it. Made once and handed on: reading the thread's number again and again costs more
+// than the two registers.
 struct NarrowLane {
   uint32_t g, t;
-  __device__ __forceinline__ NarrowLane() : g((threadIdx.x & 31u) >> 2), t(threadIdx.x & 3u) {}
 };
 
 // Rows that begin in the same bank.
@@ -38,10 +39,9 @@ inline constexpr bool kAlignedRows = Tr::kRowBytes % 128 == 0;
 
 // The lane's chunk of 8 dims in a half (64 dims).
 template <class Tr>
-__device__ __forceinline__ uint32_t narrow_chunk(int half) {
-  const uint32_t g = NarrowLane().g;
+__device__ __forceinline__ uint32_t narrow_chunk(NarrowLane lane, int half) {
   const bool second = kAlignedRows<Tr> && half % 2 == 1;
-  return 8u * static_cast<uint32_t>(half) + (second ? g ^ 4u : g);
+  return 8u * static_cast<uint32_t>(half) + (second ? lane.g ^ 4u : lane.g);
 }
 
 __device__ __forceinline__ void swap_if(bool swaps, uint4& a, uint4& b) {
@@ -50,35 +50,35 @@ __device__ __forceinline__ void swap_if(bool swaps, uint4& a, uint4& b) {
   a = c;
 }
 
-// Chunks 4i + t of one of a block of eight query rows, lane (g, t) row g's.
+// Chunks 4i + t of the eight query rows of a block, lane (g, t) row g's.
 template <class Tr>
 struct NarrowQuery {
   uint4 chunks[Tr::kChunkSteps];
-  __device__ __forceinline__ void load(const WorkItem& item, const JobRows& rows, uint32_t block) {
-    const NarrowLane lane;
-    const uint32_t row = 8 * block + lane.g;
-    const bool real = row < item.num_rows;
-    const auto* g_row =
-        reinterpret_cast<const uint4*>(rows.q<typename Tr::T>(item.row_begin + (real ? row : 0u)));
+  __device__ __forceinline__ void load(NarrowLane lane, const uint4* g_row) {
 #pragma unroll
     for (int i = 0; i < Tr::kChunkSteps; ++i) {
       const uint32_t chunk = 4u * static_cast<uint32_t>(i) + lane.t;
-      chunks[i] =
-          real && chunk < Tr::kChunks ? ptx::ld_global_nc(g_row + chunk) : uint4{0, 0, 0, 0};
+      const bool real = g_row != nullptr && (Tr::kChunks % 4 == 0 || chunk < Tr::kChunks);
+      chunks[i] = real ? ptx::ld_global_nc(g_row + chunk) : uint4{0, 0, 0, 0};
     }
   }
 };
 
-// Asks for an item's query rows into L1: the item after the one in hand would otherwise wait for them. In
-// registers they would crowd out the item's own.
+// Where the lane's query row of a block is; null: the item has none.
 template <class Tr>
-__device__ __forceinline__ void prefetch_query(const WorkItem& item, const JobRows& rows) {
+__device__ __forceinline__ const uint4* query_row(NarrowLane lane, uint32_t block,
+                                                  const WorkItem& item, const JobRows& rows) {
+  const uint32_t row = 8 * block + lane.g;
+  if (row >= item.num_rows) return nullptr;
+  return reinterpret_cast<const uint4*>(rows.q<typename Tr::T>(item.row_begin + row));
+}
+
+// Asks for a query row into L1, for the next item, which would otherwise wait for it. In registers it would crowd
+// out the item in hand.
+template <class Tr>
+__device__ __forceinline__ void prefetch_query(NarrowLane lane, const uint4* g_row) {
   constexpr uint32_t kLines = (Tr::kRowBytes + 127) / 128;
-  const uint32_t lane = threadIdx.x & 31u;
-  for (uint32_t i = lane; i < item.num_rows * kLines; i += 32)
-    ptx::prefetch_l1(reinterpret_cast<const unsigned char*>(
-                         rows.q<typename Tr::T>(item.row_begin + i / kLines)) +
-                     i % kLines * 128);
+  if (g_row != nullptr && lane.t < kLines) ptx::prefetch_l1(g_row + lane.t * 8);
 }
 
 // The partial of 8 * kBlocks rows. Lane (g, t) has rows 8 * block + 2t + column.
@@ -97,9 +97,9 @@ struct NarrowState {
 };
 
 template <class Tr, int kBlocks>
-__device__ __forceinline__ void narrow_begin(const WorkItem& item, Storage<Tr>& storage,
+__device__ __forceinline__ void narrow_begin(NarrowLane lane, const WorkItem& item,
+                                             Storage<Tr>& storage,
                                              NarrowState<Tr, kBlocks>& state) {
-  const NarrowLane lane;
 #pragma unroll
   for (int block = 0; block < kBlocks; ++block)
 #pragma unroll
@@ -116,8 +116,8 @@ __device__ __forceinline__ void narrow_begin(const WorkItem& item, Storage<Tr>& 
   for (int block = 0; block < kBlocks; ++block)
 #pragma unroll
     for (int column = 0; column < 2; ++column) {
-      const uint32_t row = 8u * block + 2u * lane.t + column;
-      if (row >= item.num_rows) continue;
+      // Rows that the item has not repeat its last: nobody looks at them, and the warp stays together.
+      const uint32_t row = min(8u * block + 2u * lane.t + column, item.num_rows - 1u);
       const int slot = item.init_slot + static_cast<int>(row);
       const float2 saved = storage.slot_state[slot];
       state.max[block][column] = saved.x;
@@ -127,7 +127,7 @@ __device__ __forceinline__ void narrow_begin(const WorkItem& item, Storage<Tr>& 
 #pragma unroll
         for (int j = 0; j < 8; j += 4) {
           const float4 value = *reinterpret_cast<const float4*>(
-              slot_at(storage, slot, 8 * static_cast<int>(narrow_chunk<Tr>(half)) + j));
+              slot_at(storage, slot, 8 * static_cast<int>(narrow_chunk<Tr>(lane, half)) + j));
           state.at(block, half, j + 0, column) = value.x;
           state.at(block, half, j + 1, column) = value.y;
           state.at(block, half, j + 2, column) = value.z;
@@ -138,10 +138,9 @@ __device__ __forceinline__ void narrow_begin(const WorkItem& item, Storage<Tr>& 
 
 // scores[block]: tokens of fragment rows g (0, 1) and g + 8 (2, 3) x rows 2t, 2t + 1.
 template <class Tr, int kBlocks>
-__device__ __forceinline__ void narrow_scores(const unsigned char* s_k,
+__device__ __forceinline__ void narrow_scores(NarrowLane lane, const unsigned char* s_k,
                                               const NarrowQuery<Tr> (&query)[kBlocks],
                                               float (&scores)[kBlocks][4]) {
-  const NarrowLane lane;
   const unsigned char* s_row = s_k + lane.g * Tr::kRowBytes + lane.t * 16;
   // Two chains of products for one block of rows; two blocks are two chains already.
   float other[4] = {0.0f, 0.0f, 0.0f, 0.0f};
@@ -185,10 +184,11 @@ __device__ __forceinline__ void narrow_scores(const unsigned char* s_k,
 // Scores -> probabilities against the running maximum; rescales what was there. Returns them as the right
 // operand of the next product: p[block][h] has k = 2t, 2t + 1 (+ 8h) of row g.
 template <class Tr, int kBlocks>
-__device__ __forceinline__ void narrow_softmax(float (&scores)[kBlocks][4], int32_t valid,
-                                               float scale_log2, NarrowState<Tr, kBlocks>& state,
+__device__ __forceinline__ void narrow_softmax(NarrowLane lane, float (&scores)[kBlocks][4],
+                                               int32_t valid, float scale_log2,
+                                               NarrowState<Tr, kBlocks>& state,
                                                uint32_t (&p)[kBlocks][2]) {
-  const auto token = static_cast<int32_t>(NarrowLane().g);
+  const auto token = static_cast<int32_t>(lane.g);
   float correction[kBlocks][2];
   bool rescales = false;
 #pragma unroll
@@ -230,9 +230,9 @@ __device__ __forceinline__ void narrow_softmax(float (&scores)[kBlocks][4], int3
 
 // The lane's chunk of one of the halves, of the tokens of k = 2t, 2t + 1, 2t + 8, 2t + 9.
 template <class Tr, bool kPartial>
-__device__ __forceinline__ uint4 narrow_value(const unsigned char* s_v, int32_t valid, int i,
-                                              uint32_t chunk) {
-  const uint32_t token = 2 * NarrowLane().t + (static_cast<uint32_t>(i) & 1u) + (i >= 2 ? 8u : 0u);
+__device__ __forceinline__ uint4 narrow_value(NarrowLane lane, const unsigned char* s_v,
+                                              int32_t valid, int i, uint32_t chunk) {
+  const uint32_t token = 2 * lane.t + (static_cast<uint32_t>(i) & 1u) + (i >= 2 ? 8u : 0u);
   // Rows past the end are whatever was there before, possibly NaN, and 0 * NaN is NaN.
   const bool real = (!kPartial || static_cast<int32_t>(token) < valid) &&
                     (Tr::kChunks % 8 == 0 || chunk < Tr::kChunks);
@@ -241,8 +241,8 @@ __device__ __forceinline__ uint4 narrow_value(const unsigned char* s_v, int32_t 
 }
 
 template <class Tr, int kBlocks, bool kPartial>
-__device__ __forceinline__ void narrow_output(const unsigned char* s_v, int32_t valid,
-                                              const uint32_t (&p)[kBlocks][2],
+__device__ __forceinline__ void narrow_output(NarrowLane lane, const unsigned char* s_v,
+                                              int32_t valid, const uint32_t (&p)[kBlocks][2],
                                               NarrowState<Tr, kBlocks>& state) {
   constexpr int kPairs = NarrowState<Tr, kBlocks>::kPairs;
   // Dim j of a chunk: the low or high halves of two tokens' words.
@@ -257,15 +257,15 @@ __device__ __forceinline__ void narrow_output(const unsigned char* s_v, int32_t 
       ptx::mma_m16n8k16<typename Tr::T>(state.o[block][product], a0, a1, a2, a3, p[block][0],
                                         p[block][1]);
   };
-  const bool odd = kAlignedRows<Tr> && (threadIdx.x & 1u) != 0;
+  const bool odd = kAlignedRows<Tr> && (lane.t & 1u) != 0;
 #pragma unroll
   for (int w = 0; w < kPairs; ++w) {
-    const uint32_t chunk[2] = {narrow_chunk<Tr>(2 * w), narrow_chunk<Tr>(2 * w + 1)};
+    const uint32_t chunk[2] = {narrow_chunk<Tr>(lane, 2 * w), narrow_chunk<Tr>(lane, 2 * w + 1)};
     uint4 v[2][4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      v[0][i] = narrow_value<Tr, kPartial>(s_v, valid, i, chunk[odd ? 1 : 0]);
-      v[1][i] = narrow_value<Tr, kPartial>(s_v, valid, i, chunk[odd ? 0 : 1]);
+      v[0][i] = narrow_value<Tr, kPartial>(lane, s_v, valid, i, chunk[odd ? 1 : 0]);
+      v[1][i] = narrow_value<Tr, kPartial>(lane, s_v, valid, i, chunk[odd ? 0 : 1]);
       swap_if(odd, v[0][i], v[1][i]);
     }
 #pragma unroll
@@ -277,7 +277,7 @@ __device__ __forceinline__ void narrow_output(const unsigned char* s_v, int32_t 
     uint4 v[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i)
-      v[i] = narrow_value<Tr, kPartial>(s_v, valid, i, narrow_chunk<Tr>(2 * kPairs));
+      v[i] = narrow_value<Tr, kPartial>(lane, s_v, valid, i, narrow_chunk<Tr>(lane, 2 * kPairs));
 #pragma unroll
     for (int j = 0; j < 4; ++j)
       add(8 * kPairs + j, pair(v[0], v[1], j), pair(v[0], v[1], j + 4), pair(v[2], v[3], j),
@@ -286,10 +286,9 @@ __device__ __forceinline__ void narrow_output(const unsigned char* s_v, int32_t 
 }
 
 template <class Tr, int kBlocks>
-__device__ __forceinline__ void narrow_end(const WorkItem& item, const JobRows& rows,
-                                           Storage<Tr>& storage, SlotGate& gate,
-                                           NarrowState<Tr, kBlocks>& state) {
-  const NarrowLane lane;
+__device__ __forceinline__ void narrow_end(NarrowLane lane, const WorkItem& item,
+                                           const JobRows& rows, Storage<Tr>& storage,
+                                           SlotGate& gate, NarrowState<Tr, kBlocks>& state) {
   const bool to_slot = item.destination == Destination::kSlot;
   if (to_slot) gate.pass();
 #pragma unroll
@@ -310,7 +309,7 @@ __device__ __forceinline__ void narrow_end(const WorkItem& item, const JobRows& 
 #pragma unroll
           for (int j = 0; j < 8; j += 4)
             *reinterpret_cast<float4*>(
-                slot_at(storage, slot, 8 * static_cast<int>(narrow_chunk<Tr>(half)) + j)) = {
+                slot_at(storage, slot, 8 * static_cast<int>(narrow_chunk<Tr>(lane, half)) + j)) = {
                 state.at(block, half, j, column), state.at(block, half, j + 1, column),
                 state.at(block, half, j + 2, column), state.at(block, half, j + 3, column)};
         continue;
@@ -319,7 +318,7 @@ __device__ __forceinline__ void narrow_end(const WorkItem& item, const JobRows& 
       typename Tr::T* out = rows.out<typename Tr::T>(item.row_begin + row);
 #pragma unroll
       for (int half = 0; half < Tr::kHalves; ++half) {
-        const int dim = 8 * static_cast<int>(narrow_chunk<Tr>(half));
+        const int dim = 8 * static_cast<int>(narrow_chunk<Tr>(lane, half));
         if (Tr::kHeadDim % 64 != 0 && dim >= Tr::kHeadDim) continue;
         uint32_t packed[4];
 #pragma unroll
@@ -351,16 +350,16 @@ struct StreamTurn {
 
 template <class Tr, int kBlocks>
 __device__ __forceinline__ void compute_narrow_item(const KernelArgs& args, Storage<Tr>& storage,
-                                                    const WorkItem& item, const JobRows& rows,
+                                                    NarrowLane lane, const WorkItem& item,
+                                                    const JobRows& rows, const uint4* g_query,
                                                     StreamTurn<Tr>& turn, SlotGate& gate,
                                                     Tracer& tracer) {
   NarrowQuery<Tr> query[kBlocks];
-#pragma unroll
-  for (uint32_t block = 0; block < kBlocks; ++block) query[block].load(item, rows, block);
+  query[0].load(lane, g_query);
+  if constexpr (kBlocks == 2) query[1].load(lane, query_row<Tr>(lane, 1, item, rows));
   NarrowState<Tr, kBlocks> state;
-  narrow_begin(item, storage, state);
-  const uint32_t num_tiles = item.num_tiles;
-  for (uint32_t tile = 0; tile < num_tiles; ++tile) {
+  narrow_begin(lane, item, storage, state);
+  for (uint32_t left = item.num_tiles; left > 0; --left) {
     const uint32_t stage = turn.stage(), parity = turn.parity();
     const unsigned char* s_k = storage.ring + stage * Tr::kStageBytes;
     float scores[kBlocks][4];
@@ -369,23 +368,23 @@ __device__ __forceinline__ void compute_narrow_item(const KernelArgs& args, Stor
     wait_cta(storage.k_full, stage, parity, Wait::kKFull);
     tracer.end_wait();
     const auto valid = static_cast<int32_t>(storage.stage_tokens[stage]);
-    narrow_scores<Tr, kBlocks>(s_k, query, scores);
-    narrow_softmax<Tr, kBlocks>(scores, valid, args.scale_log2, state, p);
+    narrow_scores<Tr, kBlocks>(lane, s_k, query, scores);
+    narrow_softmax<Tr, kBlocks>(lane, scores, valid, args.scale_log2, state, p);
     tracer.begin_wait();
     wait_cta(storage.v_full, stage, parity, Wait::kVFull);
     tracer.end_wait();
     const unsigned char* s_v = s_k + Tr::kHalfTileBytes;
     if (valid == kTileTokens)
-      narrow_output<Tr, kBlocks, false>(s_v, valid, p, state);
+      narrow_output<Tr, kBlocks, false>(lane, s_v, valid, p, state);
     else
-      narrow_output<Tr, kBlocks, true>(s_v, valid, p, state);
+      narrow_output<Tr, kBlocks, true>(lane, s_v, valid, p, state);
     __syncwarp();
     // This warp alone used the stage: all eight arrivals.
-    if ((threadIdx.x & 31u) == 0)
+    if (lane.g == 0 && lane.t == 0)
       ptx::mbarrier_arrive_release_cta(storage.stage_empty + stage, Tr::kConsumerWarps);
     turn.advance();
   }
-  narrow_end(item, rows, storage, gate, state);
+  narrow_end(lane, item, rows, storage, gate, state);
 }
 
 // One warp's stream of a narrow phase.
@@ -394,20 +393,29 @@ __device__ void compute_narrow_stream(const KernelArgs& args, Storage<Tr>& stora
                                       const Program& program, const Phase& phase,
                                       const JobRows& rows, uint32_t parities, SlotGate& gate,
                                       Tracer& tracer) {
-  const uint32_t stream = threadIdx.x / 32;
+  const uint32_t thread = ptx::thread_index();
+  const uint32_t stream = thread / 32;
   if (stream >= Tr::kStreams) return;
+  const NarrowLane lane{thread % 32 / 4, thread % 4};
   uint32_t index = phase.item_begin;
   for (uint32_t other = 0; other < stream; ++other) index += phase.stream_items[other];
   const uint32_t end = index + phase.stream_items[stream];
+  if (index == end) return;
   StreamTurn<Tr> turn{stream, parities};
+  // Where the next item's query is, is looked up one ahead: a short item would wait for its own.
+  const uint4* g_next = query_row<Tr>(lane, 0, program.items[index], rows);
   for (; index < end; ++index) {
     const WorkItem item = program.items[index];
+    const uint4* g_query = g_next;
     tracer.mark(TraceEvent::kItem, item.num_tiles);
-    if (index + 1 < end) prefetch_query<Tr>(program.items[index + 1], rows);
+    if (index + 1 < end) {
+      g_next = query_row<Tr>(lane, 0, program.items[index + 1], rows);
+      prefetch_query<Tr>(lane, g_next);
+    }
     if (item.num_rows <= 8)
-      compute_narrow_item<Tr, 1>(args, storage, item, rows, turn, gate, tracer);
+      compute_narrow_item<Tr, 1>(args, storage, lane, item, rows, g_query, turn, gate, tracer);
     else
-      compute_narrow_item<Tr, 2>(args, storage, item, rows, turn, gate, tracer);
+      compute_narrow_item<Tr, 2>(args, storage, lane, item, rows, g_query, turn, gate, tracer);
     // The stream's next item may start from the slots that this one has left, with other lanes a row.
     __syncwarp();
   }
