@@ -356,7 +356,7 @@ __device__ __forceinline__ void compute_narrow_item(const KernelArgs& args, Stor
                                                     Tracer& tracer) {
   NarrowQuery<Tr> query[kBlocks];
   query[0].load(lane, g_query);
-  if constexpr (kBlocks == 2) query[1].load(lane, query_row<Tr>(lane, 1, item, rows));
+  const uint4* g_second = kBlocks == 2 ? query_row<Tr>(lane, 1, item, rows) : nullptr;
   NarrowState<Tr, kBlocks> state;
   narrow_begin(lane, item, storage, state);
   for (uint32_t left = item.num_tiles; left > 0; --left) {
@@ -364,6 +364,8 @@ __device__ __forceinline__ void compute_narrow_item(const KernelArgs& args, Stor
     const unsigned char* s_k = storage.ring + stage * Tr::kStageBytes;
     float scores[kBlocks][4];
     uint32_t p[kBlocks][2];
+    // Not kept beside the output of 16 rows: read again for each tile, from L1.
+    if constexpr (kBlocks == 2) query[1].load(lane, g_second);
     tracer.begin_wait();
     wait_cta(storage.k_full, stage, parity, Wait::kKFull);
     tracer.end_wait();
