@@ -212,9 +212,6 @@ __device__ __forceinline__ long long globaltimer() {
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(ns));
   return ns;
 }
-__device__ __forceinline__ void nanosleep(uint32_t ns) {
-  asm volatile("nanosleep.u32 %0;" ::"r"(ns));
-}
 
 template <int kRegisters>
 __device__ __forceinline__ void setmaxnreg_inc() {
