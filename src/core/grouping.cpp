@@ -263,7 +263,7 @@ Grouping::JobParts Grouping::job_parts(const GroupWork& work, int32_t num_jobs,
   if (ranks == 1) return parts;
   parts.tiles_us *= 1 + kRankSkew * std::countr_zero(static_cast<uint32_t>(cluster_size));
 
-  // Partials that meet, one a row and rank: what streams have of the same rows is merged before. Keys of
+  // Partials that meet, one a row and rank: what streams have of the same rows adds little. Keys of
   // one query: where a run ends in the middle, or where runs are shorter than queries, everywhere. Shared
   // keys: every rank that has some of them holds partials of all rows.
   const double shared_ranks = static_cast<double>(work.shared_tiles) / all_tiles * ranks;

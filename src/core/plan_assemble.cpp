@@ -10,6 +10,12 @@
 
 namespace capillary {
 
+namespace {
+// A row with this many partials is merged rank by rank first. With fewer the extra pass costs more than the peers'
+// reads that it saves (measured on an H200: 128 partials gained 4 us, 16 to 20 lost 1 to 2 us).
+constexpr uint32_t kManyPartials = 32;
+}  // namespace
+
 bool PlanBuilder::same_entries(int32_t query_a, int32_t query_b) const {
   if (finished_[static_cast<size_t>(query_b)] != 0) return false;
   const int32_t shift = (query_b - query_a) * group_size_;
@@ -94,10 +100,12 @@ void PlanBuilder::place_job_merges(int32_t job, std::span<const std::pair<int32_
       if (partials[i].rank != partials[0].rank) return -1;
     return static_cast<int>(partials[0].rank);
   };
-  // Partials lie rank by rank; of those of one rank all but the first are merged into that before the exchange.
+  // Partials lie rank by rank. Where there are many, all but the first of each rank are merged into that before
+  // the exchange.
   const auto rank_end = [&](const Merge& merge, uint32_t first) {
     const Partial* partials = partials_scratch_.data() + merge.partial_begin;
     uint32_t end = first + 1;
+    if (merge.num_partials < kManyPartials) return end;
     while (end < merge.num_partials && partials[end].rank == partials[first].rank) ++end;
     return end;
   };

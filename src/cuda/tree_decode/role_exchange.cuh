@@ -100,6 +100,20 @@ __device__ __forceinline__ void write_row(const JobRows& rows, uint32_t row, con
   if ((threadIdx.x & 31u) == 0) rows.write_lse(row, state.max, state.sum);
 }
 
+// Leaves a merged row in a slot. Every lane has read its share of the row, and only this warp writes it.
+template <class Tr>
+__device__ __forceinline__ void keep_row(Storage<Tr>& storage, int slot, const RowState& state,
+                                         const RowPiece<Tr>& piece) {
+#pragma unroll
+  for (int u = 0; u < RowPiece<Tr>::kCount; ++u)
+#pragma unroll
+    for (int c = 0; c < RowPiece<Tr>::kWidth; c += 2)
+      *reinterpret_cast<float2*>(slot_at(storage, slot, RowPiece<Tr>::dim(u) + c)) = {
+          piece.value[u][c], piece.value[u][c + 1]};
+  __syncwarp();
+  if ((threadIdx.x & 31u) == 0) storage.slot_state[slot] = {state.max, state.sum};
+}
+
 // Row `row_offset` of a merge: all its partials, from this CTA's slots and its peers'.
 template <class Tr>
 __device__ __forceinline__ void gather_row(const Merge& merge, uint32_t row_offset,
@@ -217,58 +231,29 @@ __device__ void deliver_part(const KernelArgs& args, const PlanHeader& header, c
     ptx::st_relaxed_gpu(g_tags + place(part), 0);
 }
 
-// First row of a merge for this warp, when the merges before it have had `before` rows: rows are dealt to the
-// consumer warps in turn.
+// This rank's merges from `first` on: those of its own slots, which come first, or all others. Returns the first
+// merge that it leaves.
 template <class Tr>
-__device__ __forceinline__ uint32_t first_row_of_warp(uint32_t before) {
-  const uint32_t warp = threadIdx.x / 32;
-  return (warp + Tr::kConsumerWarps - before % Tr::kConsumerWarps) % Tr::kConsumerWarps;
-}
-
-// Before the ranks meet: the merges of this rank's own slots, which come first. Returns how many there are.
-template <class Tr>
-__device__ uint32_t merge_own_slots(Storage<Tr>& storage, const Program& program, SlotGate& gate) {
-  uint32_t before = 0, i = 0;
-  for (; i < program.num_merges && program.merges[i].destination == Destination::kSlot; ++i) {
-    const Merge merge = program.merges[i];
-    const Partial* partials = program.partials + merge.partial_begin;
-    for (uint32_t row = first_row_of_warp<Tr>(before); row < merge.num_rows;
-         row += Tr::kConsumerWarps) {
-      RowState state;
-      RowPiece<Tr> piece;
-      gather_row<Tr>(merge, row, partials, storage, state, piece);
-      gate.pass();
-      const int slot = static_cast<int>(partials[0].slot + row);
-      // Every lane has read its share of the row; it alone writes it.
-#pragma unroll
-      for (int u = 0; u < RowPiece<Tr>::kCount; ++u)
-#pragma unroll
-        for (int c = 0; c < RowPiece<Tr>::kWidth; c += 2)
-          *reinterpret_cast<float2*>(slot_at(storage, slot, RowPiece<Tr>::dim(u) + c)) = {
-              piece.value[u][c], piece.value[u][c + 1]};
-      __syncwarp();
-      if ((threadIdx.x & 31u) == 0) storage.slot_state[slot] = {state.max, state.sum};
-    }
-    before += merge.num_rows;
-  }
-  return i;
-}
-
-// This rank's other merges.
-template <class Tr>
-__device__ void run_merges(const KernelArgs& args, Storage<Tr>& storage, const Program& program,
-                           uint32_t first_merge, const JobRows& rows) {
+__device__ __forceinline__ uint32_t run_merges(const KernelArgs& args, Storage<Tr>& storage,
+                                               const Program& program, const JobRows& rows,
+                                               uint32_t first, bool own_slots) {
   const PlanView plan(args.plan);
-  uint32_t before = 0;  // rows of earlier merges
-  for (uint32_t i = first_merge; i < program.num_merges; ++i) {
+  const uint32_t warp = threadIdx.x / 32;
+  uint32_t before = 0;  // rows of the merges so far: they are dealt to the consumer warps in turn
+  uint32_t i = first;
+  for (; i < program.num_merges; ++i) {
     const Merge merge = program.merges[i];
+    if (own_slots && merge.destination != Destination::kSlot) break;
     const Partial* partials = program.partials + merge.partial_begin;
-    for (uint32_t row = first_row_of_warp<Tr>(before); row < merge.num_rows;
-         row += Tr::kConsumerWarps) {
+    const uint32_t skip =
+        (warp + Tr::kConsumerWarps - before % Tr::kConsumerWarps) % Tr::kConsumerWarps;
+    for (uint32_t row = skip; row < merge.num_rows; row += Tr::kConsumerWarps) {
       RowState state;
       RowPiece<Tr> piece;
       gather_row<Tr>(merge, row, partials, storage, state, piece);
-      if (merge.destination == Destination::kWorkspace)
+      if (merge.destination == Destination::kSlot)
+        keep_row<Tr>(storage, static_cast<int>(partials[0].slot + row), state, piece);
+      else if (merge.destination == Destination::kWorkspace)
         deliver_part<Tr>(args, plan.header(), plan.splits()[merge.split], merge, row, rows, state,
                          piece);
       else
@@ -276,6 +261,7 @@ __device__ void run_merges(const KernelArgs& args, Storage<Tr>& storage, const P
     }
     before += merge.num_rows;
   }
+  return i;
 }
 
 }  // namespace capillary::tree_decode
