@@ -85,7 +85,7 @@ class Replay {
         break;
       }
       if (!batch_.begin_step()) break;
-      step();
+      step(hooks);
       // Reading the clock at every step is cheap against planning; telling is not.
       if (hooks.progress && Clock::now() - told > std::chrono::milliseconds(100)) {
         told = Clock::now();
@@ -100,7 +100,7 @@ class Replay {
   }
 
  private:
-  void step() {
+  void step(const ReplayHooks& hooks) {
     if (batch_.size() == 0) {  // a prefill of requests that wanted one token or none
       batch_.end_step(static_cast<double>(batch_.prefill_tokens()) * options_.prefill_us / 1e3);
       return;
@@ -115,10 +115,12 @@ class Replay {
     const PrefixForest& forest =
         tracker_.update(batch_.table(), batch_.seq_lens(), batch_.previous_row());
     report_.forest_time.add(us_since(start));
+    report_.restructured_steps += tracker_.restructured() ? 1 : 0;
     start = Clock::now();
     const Plan& plan = planner_.plan(forest);
     point.plan_us = us_since(start);
     report_.plan_time.add(point.plan_us);
+    if (hooks.step) hooks.step(batch_, forest, plan);
 
     point.auto_us = plan.predicted_us();
     point.flat_tokens = forest.flat_tokens();

@@ -132,7 +132,8 @@ std::string replay_json(const ReplayReport& report) {
                            {"slower_than_flat_steps", report.slower_than_flat_steps}}},
                          {"cluster_steps", clusters_json(report.cluster_steps)},
                          {"plan_us", time_json(report.plan_time)},
-                         {"forest_us", time_json(report.forest_time)}};
+                         {"forest_us", time_json(report.forest_time)},
+                         {"restructured_steps", report.restructured_steps}};
   object["execution"] = execution_json(report);
   object["options"] = options_json(report);
   object["series"] = ordered_json::array();
