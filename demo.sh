@@ -11,7 +11,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")"
 source scripts/common.sh
 
 trace="traces/demo.jsonl"
-options=(--execute-every 8)
+# A pool that is just large enough, so that the cache has to evict.
+options=(--pages 1500 --execute-every 8 --compare-every 1)
 if [[ $# -gt 0 ]]; then
   trace="$(cd "$cd_from" && realpath -- "$1")"
   shift

@@ -48,7 +48,7 @@ TEST_F(CliReplay, ReportsAsTextJsonAndPage) {
   EXPECT_THAT(outcome.err, IsEmpty());  // no progress bar where there is no terminal
   EXPECT_THAT(outcome.out,
               AllOf(StartsWith("trace          trace.jsonl\n"), HasSubstr("3 of 3 finished"),
-                    HasSubstr("sharing        2.9"), HasSubstr("predicted"),
+                    HasSubstr("sharing        2.8"), HasSubstr("predicted"),
                     HasSubstr("cluster size"), HasSubstr("4 steps executed on cpu"),
                     HasSubstr("worst error"), HasSubstr("report         replay.html")));
   const json object = json::parse(work_.get("replay.json"));
@@ -167,8 +167,9 @@ TEST_F(CliReplay, InterruptedKeepsItsReport) {
 }
 
 TEST_F(CliReplay, GeneratedTracesAreReplayed) {
-  const std::vector<std::string> arguments = {"generate", "few-shot", "--requests", "25",
-                                              "--scale",  "0.1",      "--seed",     "3"};
+  const std::vector<std::string> arguments = {"generate",     "few-shot", "--requests", "25",
+                                              "--block-size", "16",       "--scale",    "0.1",
+                                              "--seed",       "3"};
   const Outcome printed = work_.run(arguments);
   EXPECT_EQ(printed.exit_code, 0) << printed.err;
   EXPECT_EQ(std::count(printed.out.begin(), printed.out.end(), '\n'), 25);
@@ -193,15 +194,23 @@ TEST_F(CliReplay, GenerateRefuses) {
   EXPECT_THAT(work_.names(), IsEmpty());
 }
 
-// The trace that comes with the sources is what the generator makes of the command that its README names.
 TEST_F(CliReplay, TheDemoTraceIsReplayed) {
+  // docs/replay.md names the command that makes it.
+  std::stringstream demo;
+  demo << std::ifstream(CAPILLARY_SOURCE_DIR "/traces/demo.jsonl").rdbuf();
+  EXPECT_EQ(work_
+                .run({"generate", "mixed", "--requests", "60", "--block-size", "64", "--scale",
+                      "0.3", "--seed", "7", "--rate", "10"})
+                .out,
+            demo.str());
   const Outcome outcome = work_.run(
       {"replay", CAPILLARY_SOURCE_DIR "/traces/demo.jsonl", "--json", "-", "--compare-every", "1"});
   EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
   const json object = json::parse(outcome.out);
   EXPECT_EQ(object["requests"]["finished"], object["requests"]["in_trace"]);
   EXPECT_GT(object["sharing"].get<double>(), 1.5);
-  EXPECT_EQ(object["predicted_us_a_step"]["slower_than_flat_steps"], 0);
+  // What is chosen is never much slower than plain decode, by the planner's own prediction.
+  EXPECT_LE(object["predicted_us_a_step"]["worst_over_flat"].get<double>(), 1 / 0.97);
 }
 
 }  // namespace

@@ -237,16 +237,16 @@ TEST(Measure, KeepsEveryKindAndTheVerdict) {
   TwoWayDevice device;
   FaultyStep wrong(false);
   FaultyStep right(true);
-  const Measurement failed = measure(device, wrong, Plan(), 3, true);
+  const Measurement failed = measure(device, wrong, Plan(), {.repeats = 3});
   EXPECT_FALSE(failed.passed());
   EXPECT_EQ(failed.check->failure, "row 3 is off");
-  const Measurement passed = measure(device, right, Plan(), 3, true);
+  const Measurement passed = measure(device, right, Plan(), {.repeats = 3});
   EXPECT_TRUE(passed.passed());
   EXPECT_EQ(passed.median_us(TimingKind::kEager), 7.0);
   EXPECT_EQ(passed.median_us(TimingKind::kGraphWarm), -1.0);
   EXPECT_EQ(passed.headline_us(), 3.0);
   EXPECT_EQ(passed.times_us.size(), 2u);
-  const Measurement unchecked = measure(device, wrong, Plan(), 1, false);
+  const Measurement unchecked = measure(device, wrong, Plan(), {.repeats = 1, .no_check = true});
   EXPECT_FALSE(unchecked.check.has_value());
   EXPECT_TRUE(unchecked.passed());
 }
@@ -260,7 +260,7 @@ TEST(CpuDevice, StepOfEveryLayoutIsRight) {
     const std::unique_ptr<MeasuredStep> measured =
         device->make_step("run", step, parse_layout("run", layout));
     const PlanReport report = make_plan_report(step, {}, builtin_h200());
-    const Measurement measurement = measure(*device, *measured, report.plan, 2, true);
+    const Measurement measurement = measure(*device, *measured, report.plan, {.repeats = 2});
     EXPECT_TRUE(measurement.passed()) << measurement.check->failure;
     EXPECT_EQ(measurement.check->rows, static_cast<int64_t>(step.batch.seq_lens.size()) * 4);
     EXPECT_EQ(measurement.times_us.front().second.size(), 2u);

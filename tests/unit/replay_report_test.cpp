@@ -140,11 +140,12 @@ TEST(ReplayReport, TextSaysWhatHappened) {
   report.execution.failures = 1;
   report.execution.first_failure = "executed step 4, request 9 of the trace: wrong";
   report.slower_than_flat_steps = 3;
+  report.worst_over_flat = 1.014;
   const std::string text = replay_text(report);
   EXPECT_THAT(text, HasSubstr("interrupted    what follows is what was done so far"));
   EXPECT_THAT(text, HasSubstr("; 2 bad lines skipped, the first: trace line 3: is not JSON"));
   EXPECT_THAT(text, HasSubstr("1 FAILURE, the first: executed step 4, request 9"));
-  EXPECT_THAT(text, HasSubstr("flat was predicted faster on 3 of them"));
+  EXPECT_THAT(text, HasSubstr("flat was predicted faster on 3 of them, by at most 1.4 %"));
 }
 
 TEST(ReplayReport, PageIsWholeAndEscaped) {

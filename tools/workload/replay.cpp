@@ -3,6 +3,7 @@
 // everything else is done on every Nth.
 #include "workload/replay.h"
 
+#include <algorithm>
 #include <chrono>
 #include <memory>
 #include <utility>
@@ -147,6 +148,10 @@ class Replay {
     point.compared_flat_us = flat_.plan(forest).predicted_us();
     point.compared_shared_l2_us = shared_l2_.plan(forest).predicted_us();
     if (point.compared_flat_us < point.auto_us) ++report_.slower_than_flat_steps;
+    if (point.compared_flat_us > 0) {
+      report_.worst_over_flat =
+          std::max(report_.worst_over_flat, point.auto_us / point.compared_flat_us);
+    }
   }
 
   void add(const SeriesPoint& point) {

@@ -60,6 +60,7 @@ struct ReplayReport {
   double compared_flat_us = 0;
   double compared_shared_l2_us = 0;
   int64_t slower_than_flat_steps = 0;  // compared steps on which flat was predicted to be faster
+  double worst_over_flat = 0;          // predicted time of auto over that of flat, at worst
   std::array<int64_t, kNumClusterSizes> cluster_steps{};
   TimeHistogram forest_time;
   int64_t restructured_steps = 0;  // on which the forest changed in more than lengths

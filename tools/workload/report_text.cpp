@@ -6,28 +6,14 @@
 
 #include "fmt/format.h"
 #include "workload/report.h"
+#include "workload/words.h"
 
 namespace capillary {
 namespace {
 
-std::string count(int64_t value) {
-  std::string digits = fmt::format("{}", value);
-  for (auto i = static_cast<std::ptrdiff_t>(digits.size()) - 3; i > 0; i -= 3) {
-    digits.insert(static_cast<size_t>(i), ",");
-  }
-  return digits;
-}
-
 // "1 step", "2 steps".
 std::string counted(int64_t value, const char* noun) {
-  return fmt::format("{} {}{}", count(value), noun, value == 1 ? "" : "s");
-}
-
-std::string bytes(double value) {
-  constexpr const char* kUnits[] = {"B", "kB", "MB", "GB", "TB", "PB", "EB"};
-  size_t unit = 0;
-  for (; value >= 1000 && unit + 1 < std::size(kUnits); ++unit) value /= 1000;
-  return unit == 0 ? fmt::format("{:.0f} B", value) : fmt::format("{:.3g} {}", value, kUnits[unit]);
+  return fmt::format("{} {}{}", format_count(value), noun, value == 1 ? "" : "s");
 }
 
 std::string percent(double part, double whole) {
@@ -42,10 +28,10 @@ std::string times(double us, double auto_us) {
 std::string requests_line(const ReplayReport& report) {
   const BatchingCounters& batching = report.batching;
   std::string text =
-      fmt::format("{} of {} finished, {}", count(batching.finished), count(report.trace_requests),
-                  counted(batching.preemptions, "preemption"));
+      fmt::format("{} of {} finished, {}", format_count(batching.finished),
+                  format_count(report.trace_requests), counted(batching.preemptions, "preemption"));
   if (batching.too_long > 0) {
-    text += fmt::format(", {} too long for the pool ({})", count(batching.too_long),
+    text += fmt::format(", {} too long for the pool ({})", format_count(batching.too_long),
                         report.first_too_long);
   }
   if (report.bad_lines > 0) {
@@ -70,8 +56,9 @@ std::string predicted_line(const ReplayReport& report) {
       report.options.compare_every == 1 ? "single"
                                         : fmt::format("{}th", report.options.compare_every));
   if (report.slower_than_flat_steps > 0) {
-    text += fmt::format("; flat was predicted faster on {} of them",
-                        count(report.slower_than_flat_steps));
+    text += fmt::format("; flat was predicted faster on {} of them, by at most {:.1f} %",
+                        format_count(report.slower_than_flat_steps),
+                        100 * (report.worst_over_flat - 1));
   }
   return text;
 }
@@ -122,28 +109,28 @@ std::vector<ReportLine> replay_lines(const ReplayReport& report) {
   lines.push_back({"trace", report.trace_source});
   if (report.interrupted) lines.push_back({"interrupted", "what follows is what was done so far"});
   lines.push_back({"requests", requests_line(report)});
-  lines.push_back(
-      {"steps", fmt::format("{} in {:.1f} s; {:.1f} s of simulated time", count(report.steps),
-                            report.wall_seconds, report.simulated_ms / 1e3)});
+  lines.push_back({"steps", fmt::format("{} in {:.1f} s; {:.1f} s of simulated time",
+                                        format_count(report.steps), report.wall_seconds,
+                                        report.simulated_ms / 1e3)});
   lines.push_back(
       {"batch", fmt::format("{:.1f} requests a step, at most {} of {}; contexts up to {} tokens",
                             report.mean_batch(), batching.largest_batch, pool.max_batch,
-                            count(batching.longest_context))});
+                            format_count(batching.longest_context))});
   lines.push_back(
       {"cache",
        fmt::format(
-           "hit rate {} ({} of {} prompt tokens), {} of {} evicted in {} pages of {} tokens",
+           "hit rate {} ({} of {} prompt tokens), {} evicted of a pool of {} pages of {} tokens",
            percent(static_cast<double>(batching.prompt_tokens_hit),
                    static_cast<double>(batching.prompt_tokens)),
-           count(batching.prompt_tokens_hit), count(batching.prompt_tokens),
-           counted(report.cache.pages_evicted, "page"),
-           counted(report.cache.evictions, "whole node"), count(pool.num_pages), pool.page_size)});
+           format_count(batching.prompt_tokens_hit), format_count(batching.prompt_tokens),
+           counted(report.cache.pages_evicted, "page"), format_count(pool.num_pages),
+           pool.page_size)});
   const auto per_token = static_cast<double>(report.kv_bytes_per_token());
   lines.push_back(
       {"sharing",
        fmt::format("{:.2f}: {} of KV a layer, read once instead of {} (flat)", report.sharing(),
-                   bytes(static_cast<double>(report.unique_tokens) * per_token),
-                   bytes(static_cast<double>(report.flat_tokens) * per_token))});
+                   format_bytes(static_cast<double>(report.unique_tokens) * per_token),
+                   format_bytes(static_cast<double>(report.flat_tokens) * per_token))});
   lines.push_back({"predicted", predicted_line(report)});
   lines.push_back({"cluster size", clusters_line(report)});
   lines.push_back(
