@@ -46,7 +46,11 @@ def run_benchmark(program, arguments):
 
 
 def summarize(report):
-    """{name: {unit, min, median, max, repetitions, counters...}} of a Google Benchmark report."""
+    """{name: {unit, time, min, median, max, repetitions, counters...}} of a Google Benchmark report.
+
+    Wall time where the benchmark asks for it, which those with threads do; else the thread's own time, which a
+    neighbour on the machine disturbs less.
+    """
     known = {"name", "run_name", "run_type", "family_index", "per_family_instance_index", "repetitions",
              "repetition_index", "threads", "iterations", "real_time", "cpu_time", "time_unit"}
     runs = {}
@@ -58,8 +62,9 @@ def summarize(report):
         runs.setdefault(run["run_name"].removesuffix("/real_time").removesuffix("/iterations:1"), []).append(run)
     rows = {}
     for name, repeats in runs.items():
-        times = [run["real_time"] for run in repeats]
-        rows[name] = {"unit": repeats[0]["time_unit"], "min": min(times), "median": statistics.median(times),
+        kind = "real_time" if repeats[0]["run_name"].endswith("/real_time") else "cpu_time"
+        times = [run[kind] for run in repeats]
+        rows[name] = {"unit": repeats[0]["time_unit"], "time": kind, "min": min(times), "median": statistics.median(times),
                       "max": max(times), "repetitions": len(times)}
         rows[name].update({key: value for key, value in repeats[0].items() if key not in known})
     return rows
@@ -117,9 +122,10 @@ def text_of(record, lines):
             f"Commit {record['commit']}, {record['date']}, {record['cpu']}, {context['num_cpus']} cores, "
             f"{record['compiler']}; load before the run {context['load_avg'][0]:.2f}. Written by", "",
             "```sh", COMMAND, "```", "",
-            f"Median and minimum of {REPETITIONS} repetitions in random order, one thread but for the interpreter, the "
-            "slowest batch where several are", "measured; every benchmark checks its result before it is timed. All of "
-            "them are in [cpu.json](cpu.json).", "",
+            f"Median and minimum of {REPETITIONS} repetitions in random order; where several batches are measured, the "
+            "slowest. Forest, update and plan", "run on one thread and are its CPU time; the interpreter and the plain "
+            "read use all cores and are wall time. Every benchmark", "checks its result before it is timed. All of them "
+            "are in [cpu.json](cpu.json).", "",
             "| promise | benchmark | limit | median | minimum | kept |", "|---|---|---|---|---|---|"]
     for what, name, figure, best, limit, kept in lines:
         text.append(f"| {what} | `{name}` | {limit} | {figure} | {best} | {'yes' if kept else '**no**'} |")

@@ -133,7 +133,7 @@ TEST(ReplayReport, TextSaysWhatHappened) {
   ReplayReport report = report_of(options);
   EXPECT_THAT(replay_text(report), HasSubstr("30 of 30 finished, 0 preemptions"));
   EXPECT_THAT(replay_text(report), Not(HasSubstr("interrupted")));
-  EXPECT_THAT(replay_text(report), HasSubstr("worst error"));
+  EXPECT_THAT(replay_text(report), HasSubstr("check          passed: "));
   report.interrupted = true;
   report.bad_lines = 2;
   report.first_bad_line = "trace line 3: is not JSON";
@@ -142,9 +142,10 @@ TEST(ReplayReport, TextSaysWhatHappened) {
   report.slower_than_flat_steps = 3;
   report.worst_over_flat = 1.014;
   const std::string text = replay_text(report);
+  EXPECT_THAT(text, HasSubstr("check          FAILED: "));
   EXPECT_THAT(text, HasSubstr("interrupted    what follows is what was done so far"));
   EXPECT_THAT(text, HasSubstr("; 2 bad lines skipped, the first: trace line 3: is not JSON"));
-  EXPECT_THAT(text, HasSubstr("1 FAILURE, the first: executed step 4, request 9"));
+  EXPECT_THAT(text, HasSubstr("; 1 failure, the first: executed step 4, request 9"));
   EXPECT_THAT(text, HasSubstr("flat was predicted faster on 3 of them, by at most 1.4 %"));
 }
 

@@ -49,12 +49,11 @@ std::string predicted_line(const ReplayReport& report) {
   }
   const auto steps = static_cast<double>(report.compared_steps);
   std::string text = fmt::format(
-      "auto {:.1f} us a step, shared-l2 {:.1f} ({}), flat {:.1f} ({}); on every {} step",
+      "auto {:.1f} us a step, shared-l2 {:.1f} ({}), flat {:.1f} ({}); on every {}step",
       report.compared_auto_us / steps, report.compared_shared_l2_us / steps,
       times(report.compared_shared_l2_us, report.compared_auto_us), report.compared_flat_us / steps,
       times(report.compared_flat_us, report.compared_auto_us),
-      report.options.compare_every == 1 ? "single"
-                                        : fmt::format("{}th", report.options.compare_every));
+      report.options.compare_every == 1 ? "" : fmt::format("{}th ", report.options.compare_every));
   if (report.slower_than_flat_steps > 0) {
     text += fmt::format("; flat was predicted faster on {} of them, by at most {:.1f} %",
                         format_count(report.slower_than_flat_steps),
@@ -77,17 +76,17 @@ std::string clusters_line(const ReplayReport& report) {
 std::string check_line(const ReplayReport& report) {
   const ExecutionResults& execution = report.execution;
   if (report.backend.empty()) return "nothing was executed (--execute-every)";
-  std::string text = fmt::format(
-      "{} executed on {} in {:.1f} s, {} checked: ", counted(execution.executed_steps, "step"),
-      report.backend, execution.seconds, counted(execution.checked_rows, "row"));
+  const std::string what =
+      fmt::format("{} executed on {} in {:.1f} s, {} compared with fp64 attention",
+                  counted(execution.executed_steps, "step"), report.backend, execution.seconds,
+                  counted(execution.checked_rows, "row"));
   if (execution.failures > 0) {
-    return text + fmt::format("{}, the first: {}", counted(execution.failures, "FAILURE"),
-                              execution.first_failure);
+    return fmt::format("FAILED: {}; {}, the first: {}", what,
+                       counted(execution.failures, "failure"), execution.first_failure);
   }
-  if (execution.checked_rows == 0) return text + "nothing to compare";
-  return text + fmt::format("worst error {:.2g}, {:.2f} of its bound; LSE within {:.1g}",
-                            execution.worst_error, execution.worst_of_bound,
-                            execution.worst_lse_error);
+  if (execution.checked_rows == 0) return what;
+  return fmt::format("passed: {}; worst error {:.2g}, {:.2f} of its bound; LSE within {:.1g}", what,
+                     execution.worst_error, execution.worst_of_bound, execution.worst_lse_error);
 }
 
 std::string model_line(const ReplayReport& report) {
