@@ -45,4 +45,4 @@ step "Drawing the plan of one batch"
 "$capillary" plan --tree 1x2048,4x512,32x128 --heads 32/8 --html out/plan.html
 
 say ""
-say "Open out/replay.html and out/plan.html in a browser."
+say "Open out/replay.html and out/plan.html in a browser; docs/replay.md explains every line above."
