@@ -5,6 +5,9 @@
 
 #include <cmath>
 #include <cstdint>
+#include <fstream>
+#include <set>
+#include <sstream>
 #include <string>
 
 #include "nlohmann/json.hpp"
@@ -161,6 +164,32 @@ TEST(ReplayReport, PageIsWholeAndEscaped) {
     EXPECT_THAT(page, HasSubstr("prefers-color-scheme: dark"));
     EXPECT_LT(page.size(), 1'000'000u);
   }
+}
+
+// Names of all fields, those of nested objects too.
+void collect_fields(const json& value, std::set<std::string>& names) {
+  for (const auto& [name, field] : value.items()) {
+    if (value.is_object()) names.insert(name);
+    if (name == "options" || name == "cluster_steps" || field.is_primitive()) continue;
+    collect_fields(field, names);
+  }
+}
+
+TEST(ReplayReport, DocsExplainEveryLineAndField) {
+  std::stringstream docs;
+  docs << std::ifstream(CAPILLARY_SOURCE_DIR "/docs/replay.md").rdbuf();
+  ReplayOptions options;
+  options.execute_every = 20;
+  ReplayReport report = report_of(options);
+  report.interrupted = true;
+  report.execution.failures = 1;
+  for (const ReportLine& line : replay_lines(report)) {
+    EXPECT_THAT(docs.str(), HasSubstr("\n| `" + line.name + "` | "));
+  }
+  std::set<std::string> fields;
+  collect_fields(json::parse(replay_json(report)), fields);
+  EXPECT_GT(fields.size(), 40u);
+  for (const std::string& field : fields) EXPECT_THAT(docs.str(), HasSubstr("`" + field + "`"));
 }
 
 TEST(ReplayReport, NothingWasDecoded) {
