@@ -41,6 +41,7 @@ RankTimes rank_times(const PlanView& plan, const CostModel& model, const Job& jo
     const auto row_class = static_cast<size_t>(tile_class(item.num_rows));
     times.tiles_us += item.num_tiles * model.tile_times(load_us)[row_class];
     times.compute_us += item.num_tiles * model.compute_us()[row_class];
+    if (row_class == 0) times.compute_us += model.stream_item_us();
   }
   int64_t num_rows = 0, partial_rows = 0, split_rows = 0;
   int split_parts = 0;

@@ -40,6 +40,7 @@ class CostModel {
                             (padded_dim(shape.head_dim) + padded_dim(shape.v_dim())) /
                             (profile.matrix_tflops * 1e6 / profile.num_sms);
     compute_us_ = {profile.narrow_tile_us / num_streams_, block_us, 2 * block_us};
+    stream_item_us_ = profile.stream_item_us / num_streams_;
     partial_bytes_ = padded_dim(shape.v_dim()) * 4 + 8;
   }
 
@@ -63,6 +64,26 @@ class CostModel {
     TileTimes times;
     for (size_t i = 0; i < times.size(); ++i) times[i] = std::max(load, compute_us_[i]);
     return times;
+  }
+  // What an item takes a stream besides its tiles: of the CTA's time, and in tiles.
+  double stream_item_us() const { return stream_item_us_; }
+  double stream_item_tiles() const { return profile_.stream_item_us / profile_.narrow_tile_us; }
+
+  // How many streams, a block of rows each, had better load these keys; 0: the whole CTA works on them.
+  int32_t stream_reads(int32_t num_rows, int64_t num_tiles) const {
+    if (num_rows <= kMaxNarrowRows) return 1;
+    if (shape_.group_size() > kMaxNarrowRows) return 0;
+    const int32_t reads = (num_rows + kMaxNarrowRows - 1) / kMaxNarrowRows;
+    const auto tiles = static_cast<double>(num_tiles);
+    // The keys come from HBM once either way; what the other blocks load comes from L2, as the arithmetic goes
+    // on. Half of it counts.
+    const double reload_us =
+        0.5 * static_cast<double>(tile_bytes_) / (profile_.l2_gbps_per_cta * 1e3);
+    const double streams_us =
+        reads * (tiles * compute_us_[0] + stream_item_us_) + (reads - 1) * tiles * reload_us;
+    const double wide_us = profile_.item_start_us +
+                           tiles * compute_us_[static_cast<size_t>(tile_class(num_rows))];
+    return streams_us < wide_us ? reads : 0;
   }
   // Tiles that a CTA loads ahead of its arithmetic.
   int num_stages() const { return num_stages_; }
@@ -115,6 +136,7 @@ class CostModel {
   int num_streams_;
   int num_stages_;
   TileTimes compute_us_;
+  double stream_item_us_;
 };
 
 }  // namespace capillary

@@ -28,7 +28,7 @@ uint64_t DeviceProfile::hash() const {
   for (const int32_t count : max_clusters) hash.add(count);
   for (const double figure :
        {hbm_gbps, hbm_gbps_per_cta, l2_gbps_per_cta, dsm_latency_us, cluster_barrier_us,
-        l2_merge_latency_us, matrix_tflops, matrix_ceiling_tflops, narrow_tile_us, launch_us,
+        l2_merge_latency_us, matrix_tflops, matrix_ceiling_tflops, narrow_tile_us, stream_item_us, launch_us,
         job_start_us, item_start_us})
     hash.add(figure);
   for (const double rate : dsm_load_gbps_per_cta) hash.add(rate);
@@ -66,6 +66,8 @@ void validate_profile(const DeviceProfile& profile) {
   require_positive("matrix_tflops", profile.matrix_tflops);
   require_positive("matrix_ceiling_tflops", profile.matrix_ceiling_tflops);
   require_positive("narrow_tile_us", profile.narrow_tile_us);
+  require_positive("stream_item_us", profile.stream_item_us);
+  require_positive("stream_item_us", profile.stream_item_us);
   require_positive("launch_us", profile.launch_us);
   require_positive("job_start_us", profile.job_start_us);
   require_positive("item_start_us", profile.item_start_us);

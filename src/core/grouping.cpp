@@ -78,7 +78,7 @@ void Grouping::index_cuts() {
   cut_node_.assign(count, -1);
   cut_tiles_.assign(count, 0);
   first_shared_at_.resize(count);
-  level_.resize(shared_.size());
+  for (auto* scratch : {&element_, &element_tiles_, &wide_levels_}) scratch->resize(shared_.size());
   stack_.clear();
   size_t next = 0;
   for (int32_t query = 0; query < num_queries_; ++query) {
@@ -172,37 +172,66 @@ void Grouping::add_groups(int32_t begin, int32_t end) {
 Grouping::GroupWork Grouping::work_of(int32_t begin, int32_t end) {
   GroupWork work{};
   work.num_queries = end - begin;
-  const int64_t own = private_sum_[at(end)] - private_sum_[at(begin)];
-  work.tiles[static_cast<size_t>(tile_class(group_size_))] += own;
-  const auto add = [&](const SharedNode& node, int32_t queries) {
-    work.tiles[static_cast<size_t>(tile_class(queries * group_size_))] += node.tiles;
-    work.shared_tiles += node.tiles;
+  bool any_streams = false;
+  // Returns whether the element is wide.
+  const auto add = [&](int32_t queries, int32_t tiles) {
+    const int32_t num_rows = queries * group_size_;
+    const int32_t reads = model_.stream_reads(num_rows, tiles);
+    const auto row_class = static_cast<size_t>(reads > 0 ? 0 : tile_class(num_rows));
+    work.tiles[row_class] += int64_t{tiles} * std::max(reads, 1);
+    work.shared_tiles += tiles;
+    work.num_items += reads;
+    any_streams |= reads > 0;
+    work.num_starts += reads == 0;
+    return reads == 0;
   };
   // Nodes that reach in from the left, deepest first; they serve the group's first queries.
-  int32_t outer_levels = 0, reached = begin;
+  int32_t outer_levels = 0, reached = begin, tiles = 0;
+  const auto close_outer = [&] {
+    if (tiles > 0 && add(reached - begin, tiles)) ++outer_levels;
+    tiles = 0;
+  };
   for (int32_t i = cut_node_[at(begin)]; i >= 0; i = shared_[at(i)].parent) {
     const int32_t node_end = std::min(shared_[at(i)].query_end, end);
-    add(shared_[at(i)], node_end - begin);
-    if (node_end != reached) ++outer_levels;
+    if (node_end != reached) close_outer();
     reached = node_end;
+    tiles += shared_[at(i)].tiles;
   }
-  work.num_elements = outer_levels;
-  work.num_levels = outer_levels;
-  const int32_t inside = first_shared_at_[at(begin)];
-  for (int32_t i = inside; i < first_shared_at_[at(end)]; ++i) {
+  close_outer();
+  work.num_phases = outer_levels;
+  const int32_t inside = first_shared_at_[at(begin)], inside_end = first_shared_at_[at(end)];
+  for (int32_t i = inside; i < inside_end; ++i) {
     const SharedNode& node = shared_[at(i)];
     const int32_t node_end = std::min(node.query_end, end);
-    add(node, node_end - node.query_begin);
+    element_[at(i)] = i;
+    element_tiles_[at(i)] = 0;
     // The same queries as the node above: the same element.
-    int32_t level = node.parent >= inside ? level_[at(node.parent)] : outer_levels;
-    const bool same = node.parent >= 0 &&
-                      std::max(shared_[at(node.parent)].query_begin, begin) == node.query_begin &&
-                      std::min(shared_[at(node.parent)].query_end, end) == node_end;
-    if (!same) ++level, ++work.num_elements;
-    level_[at(i)] = level;
-    work.num_levels = std::max(work.num_levels, level);
+    if (node.parent >= inside) {
+      const SharedNode& above = shared_[at(node.parent)];
+      if (above.query_begin == node.query_begin && std::min(above.query_end, end) == node_end)
+        element_[at(i)] = element_[at(node.parent)];
+    }
+    element_tiles_[at(element_[at(i)])] += node.tiles;
   }
-  if (own > 0) ++work.num_levels, ++work.num_elements;
+  for (int32_t i = inside; i < inside_end; ++i) {
+    const SharedNode& node = shared_[at(i)];
+    wide_levels_[at(i)] = node.parent >= inside ? wide_levels_[at(node.parent)] : outer_levels;
+    if (element_[at(i)] != i) continue;
+    const int32_t node_end = std::min(node.query_end, end);
+    if (add(node_end - node.query_begin, element_tiles_[at(i)])) ++wide_levels_[at(i)];
+    work.num_phases = std::max(work.num_phases, wide_levels_[at(i)]);
+  }
+  const int64_t own = private_sum_[at(end)] - private_sum_[at(begin)];
+  if (own > 0) {
+    const bool wide = group_size_ > kMaxNarrowRows;
+    work.tiles[static_cast<size_t>(tile_class(group_size_))] += own;
+    work.num_items += wide ? 0 : work.num_queries;
+    work.num_starts += wide;
+    work.num_phases += wide;
+    any_streams |= !wide;
+  }
+  work.num_starts += any_streams;
+  work.num_phases += any_streams;
   return work;
 }
 
@@ -228,8 +257,9 @@ Grouping::JobParts Grouping::job_parts(const GroupWork& work, int32_t num_jobs,
   }
   // Every rank has a phase, and one more for every element that a run goes on to.
   const double phases =
-      std::min<double>(work.num_levels, 1 + std::max(work.num_elements - 1, 0) * share);
+      std::min<double>(work.num_phases, 1 + std::max(work.num_starts - 1, 0) * share);
   parts.other_us += phases * profile.item_start_us;
+  parts.compute_us += work.num_items * share * model_.stream_item_us();
   if (ranks == 1) return parts;
   parts.tiles_us *= 1 + kRankSkew * std::countr_zero(static_cast<uint32_t>(cluster_size));
 

@@ -50,8 +50,9 @@ class Grouping {
     TileCounts tiles;
     int32_t num_queries;
     int32_t shared_tiles;
-    int32_t num_levels;    // phases that one CTA doing all of it would have
-    int32_t num_elements;  // runs of keys with the same queries; leaves count as one
+    int32_t num_phases;     // that one CTA doing all of it would have
+    int32_t num_starts;     // wide elements, and one for all the streams' work
+    int32_t num_items;      // of streams
     bool operator==(const GroupWork&) const = default;
   };
 
@@ -84,7 +85,9 @@ class Grouping {
   std::vector<int32_t> cut_tiles_;    // tiles that both sides of a cut there would read
   std::vector<int32_t> first_shared_at_;
   std::vector<SharedNode> shared_;  // preorder
-  std::vector<int32_t> level_;      // scratch of work_of, by shared node
+  // Scratch of work_of, by shared node: the first node of its element (nodes with the same queries), the
+  // element's tiles, and the wide elements down to it.
+  std::vector<int32_t> element_, element_tiles_, wide_levels_;
   std::vector<int32_t> stack_;
   std::vector<QueryGroup> groups_;
   std::vector<GroupWork> work_;

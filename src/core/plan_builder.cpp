@@ -15,7 +15,6 @@
 namespace capillary {
 
 namespace {
-constexpr int32_t kLeafDepth = INT_MAX;
 // Segments of an element; what goes on after that is an element of its own.
 constexpr uint32_t kMaxSegments = 1024;
 // A plan that needs more than this is refused before it takes all memory.
@@ -42,9 +41,12 @@ void PlanBuilder::build(const BuildRequest& request) {
   const auto num_requests = static_cast<size_t>(forest_->num_requests());
   const auto nodes = forest_->nodes();
   element_of_node_.resize(nodes.size());
-  for (auto* marks : {&last_run_, &emitted_run_, &entry_head_, &entry_tail_, &leaf_run_, &top_run_})
+  for (auto* marks : {&last_run_, &emitted_run_, &entry_head_, &entry_tail_, &stream_run_,
+                      &main_stamp_, &held_stamp_})
     marks->assign(num_requests, -1);
-  top_element_.resize(num_requests);
+  next_stamp_ = 0;
+  for (auto* values : {&shared_part_, &atom_end_, &held_slot_}) values->resize(num_requests);
+  last_item_.resize(num_requests);
   runs_of_query_.assign(num_requests, 0);
   finished_.assign(num_requests, 0);
   first_node_at_.resize(num_requests + 1);
@@ -87,26 +89,43 @@ bool PlanBuilder::append_to(Element* element, int32_t query_begin, int32_t query
 }
 
 // An element of the last of element_segments_.
-void PlanBuilder::add_element(int32_t query_begin, int32_t query_end, int32_t level,
+void PlanBuilder::add_element(int32_t query_begin, int32_t query_end, int32_t parent,
                               int32_t tiles) {
   const auto segment = static_cast<uint32_t>(element_segments_.size() - 1);
-  const int32_t depth = query_end - query_begin == 1 ? kLeafDepth : level;
-  elements_.push_back({query_begin, query_end, level, depth, segment, 1, tiles, false, 0, 0});
+  elements_.push_back({query_begin, query_end, parent, 0, segment, 1, tiles, false, 1, 0, 0, 0});
 }
 
-void PlanBuilder::finish_element(const QueryGroup& group, Element* element) const {
-  const int32_t num_rows = rows(*element);
-  // Narrow work on shared keys needs slots for the partials of all streams; wide work has one partial.
+void PlanBuilder::finish_elements(const QueryGroup& group) {
   const int32_t group_rows = (group.query_end - group.query_begin) * group_size_;
-  const int32_t stream_slots = (table_.num_streams - 1) * num_rows;
-  const bool crowded = element->query_end - element->query_begin > 1 &&
-                       element->tiles > table_.num_streams &&
-                       group_rows + stream_slots > table_.num_slots;
-  element->wide = num_rows > kMaxNarrowRows || crowded;
-  const int row_class =
-      tile_class(element->wide ? std::max(num_rows, kMaxNarrowRows + 1) : num_rows);
-  element->tile_us = tile_times_[static_cast<size_t>(row_class)];
-  element->compute_us = model_.compute_us()[static_cast<size_t>(row_class)];
+  for (Element& element : elements_) {
+    const int32_t num_rows = rows(element);
+    // Streams that share one run of keys leave a partial each, and these need slots; wide work has one.
+    const int32_t stream_slots = (table_.num_streams - 1) * num_rows;
+    const bool crowded = element.query_end - element.query_begin > 1 &&
+                         element.tiles > table_.num_streams &&
+                         group_rows + stream_slots > table_.num_slots;
+    element.reads = model_.stream_reads(num_rows, element.tiles);
+    element.wide = element.reads == 0 || (num_rows <= kMaxNarrowRows && crowded);
+  }
+  for (size_t index = elements_.size(); index-- > 0;) {
+    const Element& element = elements_[index];
+    if (!element.wide || element.parent < 0) continue;
+    // An item's rows have all been through the same wide elements, so a narrow one does not lie above a wide.
+    Element& above = elements_[static_cast<size_t>(element.parent)];
+    above.wide |= above.reads == 1;
+  }
+  for (Element& element : elements_) {
+    const int32_t num_rows = rows(element);
+    if (element.wide) element.reads = 1;
+    const int row_class =
+        element.wide ? tile_class(std::max(num_rows, kMaxNarrowRows + 1)) : tile_class(1);
+    element.tile_us = element.reads * tile_times_[static_cast<size_t>(row_class)];
+    element.compute_us = element.reads * model_.compute_us()[static_cast<size_t>(row_class)];
+    element.start_us = element.wide ? 0 : element.reads * model_.stream_item_us();
+    if (element.parent < 0) continue;
+    const Element& above = elements_[static_cast<size_t>(element.parent)];
+    element.wide_above = above.wide_above + (above.wide ? 1 : 0);
+  }
 }
 
 void PlanBuilder::collect_elements(const QueryGroup& group) {
@@ -130,20 +149,14 @@ void PlanBuilder::collect_elements(const QueryGroup& group) {
       return;
     }
     element_of_node_[static_cast<size_t>(index)] = static_cast<int32_t>(elements_.size());
-    int32_t level = 0;
-    if (above >= 0) {
-      Element& parent = elements_[static_cast<size_t>(above)];
-      parent.depth = parent.level;
-      level = parent.level + 1;
-    }
-    add_element(begin, end, level, tiles);
+    add_element(begin, end, above, tiles);
   };
   for (const int32_t index : path_) add(index);
   const int32_t later_end = first_node_at_[static_cast<size_t>(group.query_end)];
   for (int32_t index = first_node_at_[static_cast<size_t>(group.query_begin) + 1];
        index < later_end; ++index)
     add(index);
-  for (Element& element : elements_) finish_element(group, &element);
+  finish_elements(group);
 }
 
 void PlanBuilder::collect_flat_elements(const QueryGroup& group) {
@@ -160,11 +173,12 @@ void PlanBuilder::collect_flat_elements(const QueryGroup& group) {
       element_segments_.push_back({node.page_offset, 0, node.num_tokens, node.token_begin, 0});
       if (elements_.size() > first && append_to(&elements_.back(), query, query + 1, tiles))
         continue;
-      if (elements_.size() > first) elements_.back().depth = elements_.back().level;
-      add_element(query, query + 1, static_cast<int32_t>(elements_.size() - first), tiles);
+      const int32_t above =
+          elements_.size() > first ? static_cast<int32_t>(elements_.size()) - 1 : -1;
+      add_element(query, query + 1, above, tiles);
     }
   }
-  for (Element& element : elements_) finish_element(group, &element);
+  finish_elements(group);
 }
 
 void PlanBuilder::emit_run(int32_t run) {
@@ -186,35 +200,30 @@ void PlanBuilder::emit_run(int32_t run) {
   main_slots_ = (query_max - query_min) * group_size_;
   next_extra_slot_ = main_slots_;
 
-  // By depth, wide before narrow; one query's own keys last: they may start from any shared partial.
-  phase_parts_.clear();
+  wide_parts_.clear();
   for (const Part& part : parts)
-    if (elements_[part.element].depth != kLeafDepth) phase_parts_.push_back(part);
-  const auto key = [&](const Part& part) {
-    const Element& element = elements_[part.element];
-    return std::pair(element.depth, element.wide ? 0 : 1);
-  };
-  std::sort(phase_parts_.begin(), phase_parts_.end(), [&](const Part& a, const Part& b) {
-    return std::pair(key(a), a.element) < std::pair(key(b), b.element);
+    if (elements_[part.element].wide) wide_parts_.push_back(part);
+  collect_stream_items(parts, run);
+  // A phase for each number of wide elements above, and one for all streams: before or after those.
+  std::sort(wide_parts_.begin(), wide_parts_.end(), [&](const Part& a, const Part& b) {
+    return std::pair(elements_[a.element].wide_above, a.element) <
+           std::pair(elements_[b.element].wide_above, b.element);
   });
-  const auto num_shared = static_cast<ptrdiff_t>(phase_parts_.size());
-  for (const Part& part : parts)
-    if (elements_[part.element].depth == kLeafDepth) phase_parts_.push_back(part);
-  leaves_first_ = puts_leaves_first(run, static_cast<size_t>(num_shared));
-  if (leaves_first_) {
-    std::reverse(phase_parts_.begin(), phase_parts_.begin() + num_shared);
-    std::rotate(phase_parts_.begin(), phase_parts_.begin() + num_shared, phase_parts_.end());
+  const bool streams_first = puts_streams_first(run);
+  if (streams_first) {
+    std::reverse(wide_parts_.begin(), wide_parts_.end());
+    emit_streams(run);
   }
-  for (size_t begin = 0; begin < phase_parts_.size();) {
+  for (size_t begin = 0; begin < wide_parts_.size();) {
+    const int32_t level = elements_[wide_parts_[begin].element].wide_above;
     size_t end = begin + 1;
-    while (end < phase_parts_.size() && key(phase_parts_[end]) == key(phase_parts_[begin])) ++end;
-    const std::span<const Part> phase(phase_parts_.data() + begin, end - begin);
-    if (elements_[phase[0].element].wide)
-      emit_wide_phase(phase, run);
-    else
-      emit_narrow_phase(phase, run);
+    while (end < wide_parts_.size() && elements_[wide_parts_[end].element].wide_above == level)
+      ++end;
+    emit_wide_phase(std::span<const Part>(wide_parts_.data() + begin, end - begin), run);
     begin = end;
   }
+  if (!streams_first) emit_streams(run);
+  write_outputs(rank_works_[work].item_begin);
   rank_works_[work].num_phases =
       static_cast<uint32_t>(phases_.size()) - rank_works_[work].phase_begin;
   rank_works_[work].num_items = static_cast<uint32_t>(items_.size()) - rank_works_[work].item_begin;
@@ -231,67 +240,56 @@ void PlanBuilder::emit_run(int32_t run) {
 
 // Every other job works from the leaves up: while one CTA's tensor cores are busy with the rows of a shared
 // node, its neighbour streams leaves, so that neither HBM nor the arithmetic of the card idles in step. A
-// shared item starts from its rows' slots, so all of its queries must have keys of their own in this run.
-bool PlanBuilder::puts_leaves_first(int32_t run, size_t num_shared) {
+// wide item starts from its rows' slots, so all of its queries must have been through this run's streams.
+bool PlanBuilder::puts_streams_first(int32_t run) const {
   const int32_t job = first_job_ + run / cluster_size_;
-  if (job % 2 == 0 || num_shared == 0 || num_shared == phase_parts_.size()) return false;
-  bool any_wide = false;
-  for (size_t i = 0; i < num_shared; ++i) any_wide |= elements_[phase_parts_[i].element].wide;
-  if (!any_wide) return false;
-  for (size_t i = num_shared; i < phase_parts_.size(); ++i) {
-    const Element& leaf = elements_[phase_parts_[i].element];
-    if (leaf.wide) return false;
-    leaf_run_[static_cast<size_t>(leaf.query_begin)] = run;
-  }
-  for (size_t i = 0; i < num_shared; ++i) {
-    const Element& element = elements_[phase_parts_[i].element];
-    for (int32_t query = element.query_begin; query < element.query_end; ++query) {
-      if (leaf_run_[static_cast<size_t>(query)] != run) return false;
-      // By depth, so the last one to write here is the deepest: keep the first, which then comes last.
-      if (top_run_[static_cast<size_t>(query)] != run) {
-        top_run_[static_cast<size_t>(query)] = run;
-        top_element_[static_cast<size_t>(query)] = phase_parts_[i].element;
-      }
-    }
+  if (job % 2 == 0) return false;
+  for (const Part& part : wide_parts_) {
+    const Element& element = elements_[part.element];
+    for (int32_t query = element.query_begin; query < element.query_end; ++query)
+      if (stream_run_[static_cast<size_t>(query)] != run) return false;
   }
   return true;
 }
 
-// Whether the element's rows are complete after it: it comes last in this run, and there is no other partial.
-bool PlanBuilder::completes(uint32_t element_index, int32_t run) const {
-  const Element& element = elements_[element_index];
-  for (int32_t query = element.query_begin; query < element.query_end; ++query) {
-    const auto index = static_cast<size_t>(query);
-    if (runs_of_query_[index] != 1) return false;
-    const int32_t entry = entry_head_[index];
-    if (entry >= 0 && entries_[static_cast<size_t>(entry)].next >= 0) return false;
-    const bool has_top = leaves_first_ && top_run_[index] == run;
-    if (has_top ? top_element_[index] != element_index : element.depth != kLeafDepth) return false;
-  }
-  return true;
-}
-
-WorkItem PlanBuilder::make_item(const Part& part, int32_t run) {
-  const Element& element = elements_[part.element];
+// An item without segments, for the partials that begin at `slot`.
+WorkItem PlanBuilder::make_item(int32_t query_begin, int32_t query_end, int32_t slot,
+                                bool resumes) const {
   WorkItem item{};
   item.row_begin = static_cast<uint16_t>(
-      (element.query_begin - jobs_[static_cast<size_t>(first_job_)].query_begin) * group_size_);
-  item.num_rows = static_cast<uint16_t>(rows(element));
-  const auto slot = static_cast<int16_t>((element.query_begin - slot_base_query_) * group_size_);
-  // Either an ancestor's part ran in this run, then for all of this element's queries, or none did.
-  const bool started = emitted_run_[static_cast<size_t>(element.query_begin)] == run;
-  item.init_slot = started ? slot : kNoSlot;
-  item.dest_slot = slot;
-  const bool complete = completes(part.element, run);
-  item.destination = complete ? Destination::kOutput : Destination::kSlot;
-  append_segments(element, part.tile_begin, part.tile_end, &item);
+      (query_begin - jobs_[static_cast<size_t>(first_job_)].query_begin) * group_size_);
+  item.num_rows = static_cast<uint16_t>((query_end - query_begin) * group_size_);
+  item.init_slot = resumes ? static_cast<int16_t>(slot) : kNoSlot;
+  item.dest_slot = static_cast<int16_t>(slot);
+  item.destination = Destination::kSlot;
+  item.segment_begin = static_cast<uint32_t>(segments_.size());
   return item;
 }
 
+// Items of the run that complete all of their rows write the output themselves: nothing of these rows comes
+// later, in another slot or in another run.
+void PlanBuilder::write_outputs(uint32_t item_begin) {
+  const int32_t first_query = jobs_[static_cast<size_t>(first_job_)].query_begin;
+  for (uint32_t index = item_begin; index < items_.size(); ++index) {
+    WorkItem& item = items_[index];
+    const int32_t begin = first_query + item.row_begin / group_size_;
+    const int32_t end = begin + item.num_rows / group_size_;
+    bool complete = true;
+    for (int32_t query = begin; query < end && complete; ++query) {
+      const auto mark = static_cast<size_t>(query);
+      complete = last_item_[mark] == index && runs_of_query_[mark] == 1 &&
+                 entry_head_[mark] == entry_tail_[mark];
+    }
+    if (!complete) continue;
+    item.destination = Destination::kOutput;
+    std::fill(finished_.begin() + begin, finished_.begin() + end, uint8_t{1});
+  }
+}
+
+// Adds tiles [tile_begin, tile_end) of the element to the item, whose segments are the last there are.
 void PlanBuilder::append_segments(const Element& element, int32_t tile_begin, int32_t tile_end,
                                   WorkItem* item) {
-  item->segment_begin = static_cast<uint32_t>(segments_.size());
-  item->num_tiles = static_cast<uint32_t>(tile_end - tile_begin);
+  item->num_tiles += static_cast<uint32_t>(tile_end - tile_begin);
   const int32_t page_size = forest_->page_size();
   int32_t first_tile = 0;
   for (uint32_t i = 0; i < element.num_segments && first_tile < tile_end; ++i) {
@@ -329,86 +327,20 @@ void PlanBuilder::emit_wide_phase(std::span<const Part> parts, int32_t run) {
   phase.num_items = static_cast<uint32_t>(parts.size());
   for (const Part& part : parts) {
     const Element& element = elements_[part.element];
-    const WorkItem item = make_item(part, run);
+    const int32_t slot = (element.query_begin - slot_base_query_) * group_size_;
+    // Either another part ran in this run, then for all of this element's queries, or none did.
+    const bool resumes = emitted_run_[static_cast<size_t>(element.query_begin)] == run;
+    WorkItem item = make_item(element.query_begin, element.query_end, slot, resumes);
+    append_segments(element, part.tile_begin, part.tile_end, &item);
     for (int32_t query = element.query_begin; query < element.query_end; ++query) {
-      const auto index = static_cast<size_t>(query);
-      if (item.destination == Destination::kOutput) finished_[index] = 1;
-      if (emitted_run_[index] == run) continue;
-      emitted_run_[index] = run;
-      if (item.destination == Destination::kSlot)
-        add_entry(query, run, (query - slot_base_query_) * group_size_);
+      const auto mark = static_cast<size_t>(query);
+      last_item_[mark] = static_cast<uint32_t>(items_.size());
+      if (resumes) continue;
+      emitted_run_[mark] = run;
+      add_entry(query, run, (query - slot_base_query_) * group_size_);
     }
     phase.stream_tiles[0] += (item.num_tiles + kWideTiles - 1) / kWideTiles * kWideTiles;
     items_.push_back(item);
-  }
-  phases_.push_back(phase);
-}
-
-void PlanBuilder::emit_narrow_phase(std::span<const Part> parts, int32_t run) {
-  Phase phase{};
-  phase.kind = PhaseKind::kNarrow;
-  phase.item_begin = static_cast<uint32_t>(items_.size());
-  int32_t left = 0;  // tiles not yet given to a stream
-  for (const Part& part : parts) left += part.tile_end - part.tile_begin;
-  int32_t stream = 0;
-  int32_t room = (left + table_.num_streams - 1) / table_.num_streams;
-  const auto next_stream = [&] {
-    if (stream + 1 >= table_.num_streams) return;
-    ++stream;
-    const int32_t streams_left = table_.num_streams - stream;
-    room = (left + streams_left - 1) / streams_left;
-  };
-  const auto place = [&](const WorkItem& item) {
-    items_.push_back(item);
-    phase.stream_items[stream] = static_cast<uint16_t>(phase.stream_items[stream] + 1);
-    phase.stream_tiles[stream] += item.num_tiles;
-    phase.num_items += 1;
-    left -= static_cast<int32_t>(item.num_tiles);
-    room -= static_cast<int32_t>(item.num_tiles);
-  };
-  for (const Part& part : parts) {
-    const Element& element = elements_[part.element];
-    const int32_t num_rows = rows(element);
-    int32_t tile = part.tile_begin;
-    bool cut = false;
-    while (tile < part.tile_end) {
-      const int32_t tiles = part.tile_end - tile;
-      const bool last_stream = stream + 1 >= table_.num_streams;
-      int32_t take = tiles;
-      if (!last_stream && tiles > room) {
-        const bool worth = room >= kMinStreamPiece && tiles - room >= kMinStreamPiece;
-        const int32_t rest_slot =
-            tile == part.tile_begin ? next_extra_slot_ : next_extra_slot_ + num_rows;
-        if (worth && rest_slot + num_rows <= table_.num_slots) {
-          take = room;
-        } else if (room * 2 < tiles && phase.stream_items[stream] > 0) {
-          next_stream();
-          continue;
-        }
-      }
-      WorkItem item = make_item({part.element, tile, tile + take}, run);
-      if (take < tiles) cut = true;
-      if (cut) item.destination = Destination::kSlot;
-      const bool first_piece = tile == part.tile_begin;
-      if (!first_piece) {
-        // Another warp works on the same rows at the same time: it needs slots of its own.
-        item.init_slot = kNoSlot;
-        item.dest_slot = static_cast<int16_t>(next_extra_slot_);
-        next_extra_slot_ += num_rows;
-      }
-      for (int32_t query = element.query_begin; query < element.query_end; ++query) {
-        const auto index = static_cast<size_t>(query);
-        if (item.destination == Destination::kOutput) finished_[index] = 1;
-        if (first_piece && emitted_run_[index] == run) continue;  // accumulates into a known slot
-        if (item.destination == Destination::kSlot)
-          add_entry(query, run, item.dest_slot + (query - element.query_begin) * group_size_);
-      }
-      place(item);
-      tile += take;
-      if (room <= 0) next_stream();
-    }
-    for (int32_t query = element.query_begin; query < element.query_end; ++query)
-      emitted_run_[static_cast<size_t>(query)] = run;
   }
   phases_.push_back(phase);
 }

@@ -58,18 +58,27 @@ class PlanBuilder {
   // A run of segments that exactly the queries [query_begin, query_end) of the group share.
   struct Element {
     int32_t query_begin, query_end;
-    int32_t level;  // of its chain of elements
-    int32_t depth;  // the same, but kLeafDepth for the last of one query's own keys
+    int32_t parent;      // the element above, -1
+    int32_t wide_above;  // wide elements above: its phase, if it is wide
     uint32_t segment_begin, num_segments;
     int32_t tiles;
-    bool wide;
-    double tile_us;     // loads and arithmetic overlapping
+    bool wide;          // worked on by the whole CTA, else by streams
+    int32_t reads;      // blocks of rows, each of which a stream loads the tiles for
+    double tile_us;     // of all reads; loads and arithmetic overlapping
     double compute_us;  // the arithmetic alone
+    double start_us;    // of the streams' items; a wide phase's start is not the element's
   };
   // Tiles [tile_begin, tile_end) of an element, done by one rank ("run" = job * cluster_size + rank).
   struct Part {
     uint32_t element;
     int32_t tile_begin, tile_end;
+  };
+  // What a stream does in one go: a run of parts that the same queries, 16 rows at most, go through.
+  struct StreamItem {
+    int32_t query_begin, query_end;
+    uint32_t part_begin, num_parts;  // of stream_parts_
+    int32_t tiles;
+    int32_t block_end;  // first query past the block of rows that it belongs to
   };
   // A slot that holds a partial of all rows of one query.
   struct Entry {
@@ -81,21 +90,26 @@ class PlanBuilder {
   void collect_elements(const QueryGroup& group);
   void collect_flat_elements(const QueryGroup& group);
   bool append_to(Element* element, int32_t query_begin, int32_t query_end, int32_t tiles) const;
-  void add_element(int32_t query_begin, int32_t query_end, int32_t level, int32_t tiles);
-  void finish_element(const QueryGroup& group, Element* element) const;
+  void add_element(int32_t query_begin, int32_t query_end, int32_t parent, int32_t tiles);
+  void finish_elements(const QueryGroup& group);
   void cut_into_runs();
   double run_limit(int32_t num_runs);
   template <class OnPart, class OnClose>
   int32_t fill_runs(double limit_us, int32_t num_runs, bool counts, const OnPart& on_part,
                     const OnClose& on_close);
-  size_t phase_index(const Element& element) const;
+  static size_t phase_index(const Element& element) {
+    return element.wide ? static_cast<size_t>(element.wide_above) + 1 : 0;
+  }
   void emit_run(int32_t run);
-  void emit_phases(int32_t run);
-  void emit_narrow_phase(std::span<const Part> parts, int32_t run);
   void emit_wide_phase(std::span<const Part> parts, int32_t run);
-  bool puts_leaves_first(int32_t run, size_t num_shared);
-  bool completes(uint32_t element_index, int32_t run) const;
-  WorkItem make_item(const Part& part, int32_t run);
+  bool puts_streams_first(int32_t run) const;
+  void collect_stream_items(std::span<const Part> parts, int32_t run);
+  void add_stream_item(int32_t query_begin, int32_t query_end, int32_t block_end, const Part& part);
+  void emit_streams(int32_t run);
+  void place_stream_item(const StreamItem& item, int32_t tile_begin, int32_t tile_end,
+                         int32_t stamp, int32_t first_stamp, int32_t run);
+  WorkItem make_item(int32_t query_begin, int32_t query_end, int32_t slot, bool resumes) const;
+  void write_outputs(uint32_t item_begin);
   void append_segments(const Element& element, int32_t tile_begin, int32_t tile_end,
                        WorkItem* item);
   void add_entry(int32_t query, int32_t run, int32_t slot);
@@ -131,15 +145,20 @@ class PlanBuilder {
   std::vector<double> run_us_;
   std::vector<int64_t> phase_stamps_;  // by phase_index: the last run that has the phase
   int64_t phase_stamp_ = 0;
-  std::vector<Part> phase_parts_;
+  std::vector<Part> wide_parts_;
   std::vector<int32_t> runs_of_query_;  // how many runs touch the query
   std::vector<int32_t> last_run_;       // marks: last run that touched it
-  std::vector<int32_t> emitted_run_;    // marks: last run that emitted an item for it
+  std::vector<int32_t> emitted_run_;    // marks: last run whose main slot has a partial of it
   std::vector<int32_t> entry_head_, entry_tail_;
-  std::vector<int32_t> leaf_run_;      // marks: last run with keys of the query's own
-  std::vector<int32_t> top_run_;       // marks: last run whose top_element_ this is
-  std::vector<uint32_t> top_element_;  // the shallowest shared element over the query in that run
-  bool leaves_first_ = false;          // the run in hand goes from the leaves up
+  std::vector<uint32_t> last_item_;     // of the run in hand
+  std::vector<int32_t> stream_run_;     // marks: last run whose streams have keys of it
+  std::vector<int32_t> shared_part_;    // deepest part of more than 16 rows over it, in the run in hand
+  std::vector<int32_t> atom_end_;       // end of the outermost narrow part that begins at it
+  // A stamp is one stream of one phase: who has the query's main slot, and which slot the stream uses for it.
+  std::vector<int32_t> main_stamp_, held_stamp_, held_slot_;
+  int32_t next_stamp_ = 0;
+  std::vector<Part> stream_parts_;
+  std::vector<StreamItem> stream_items_;
   std::vector<uint8_t> finished_;      // an item writes the query's output directly
   std::vector<Entry> entries_;
   std::vector<std::pair<int32_t, Merge>> placed_merges_;  // (job of the group, merge)

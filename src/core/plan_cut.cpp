@@ -37,7 +37,7 @@ int32_t PlanBuilder::fill_runs(double limit_us, int32_t num_runs, bool counts,
     const int32_t grain = element.wide ? kWideTiles : 1;
     for (int32_t tile = 0; tile < element.tiles;) {
       int64_t& stamp = phase_stamps_[phase_index(element)];
-      const double start_us = stamp == phase_stamp_ ? 0 : phase_us;
+      const double start_us = element.start_us + (stamp == phase_stamp_ ? 0 : phase_us);
       int32_t take = element.tiles - tile;
       if (counts || run + 1 < num_runs) {
         const double room = std::min((limit_us - tiles_us) / element.tile_us,
@@ -69,16 +69,11 @@ int32_t PlanBuilder::fill_runs(double limit_us, int32_t num_runs, bool counts,
   return run;
 }
 
-size_t PlanBuilder::phase_index(const Element& element) const {
-  const int32_t level = element.depth == element.level ? element.level + 1 : 0;
-  return static_cast<size_t>(level) * 2 + (element.wide ? 1 : 0);
-}
-
 double PlanBuilder::run_limit(int32_t num_runs) {
   double tiles_us = 0, busy_us = 0;
   for (const Element& element : elements_) {
     tiles_us += element.tiles * element.tile_us;
-    busy_us += element.tiles * element.compute_us;
+    busy_us += element.tiles * element.compute_us + element.start_us;
   }
   const double phase_us = model_.profile().item_start_us;
   double low =
@@ -107,12 +102,12 @@ void PlanBuilder::cut_into_runs() {
   const int32_t num_runs = num_group_jobs_ * cluster_size_;
   parts_.clear(), run_us_.clear();
   run_begin_.assign(1, 0);
-  int32_t max_level = 0;
+  size_t num_phases = 1;
   for (const Element& element : elements_) {
-    max_level = std::max(max_level, element.level);
-    planned_tiles_ += element.tiles;
+    num_phases = std::max(num_phases, phase_index(element) + 1);
+    planned_tiles_ += int64_t{element.tiles} * element.reads;
   }
-  phase_stamps_.assign(static_cast<size_t>(max_level + 2) * 2, -1);
+  phase_stamps_.assign(num_phases, -1);
   phase_stamp_ = 0;
   const double limit_us = num_runs == 1 ? 0 : run_limit(num_runs);
   const auto add_part = [&](uint32_t index, int32_t tile_begin, int32_t tile_end) {

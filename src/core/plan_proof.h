@@ -62,8 +62,11 @@ class PlanProof {
   static void check_slice(const std::string& where, const char* what, uint32_t begin,
                           uint32_t count, uint32_t used_begin, uint32_t used_end);
   void check_phase(uint32_t index, const Job& job, Slot* slots);
-  void check_item(uint32_t index, const Phase& phase, const Job& job, Slot* slots);
-  void move_state(uint32_t index, const Phase& phase, const Job& job, Slot* slots);
+  // stream_begin: first item of the item's stream; of a wide phase, the item itself.
+  void check_item(uint32_t index, const Phase& phase, uint32_t stream_begin, const Job& job,
+                  Slot* slots);
+  void move_state(uint32_t index, const Phase& phase, uint32_t stream_begin, const Job& job,
+                  Slot* slots);
   void check_segments(uint32_t index, int32_t first_query, int32_t last_query);
   void check_segment(uint32_t index, const Segment& segment, int32_t last_query);
   void check_merge(uint32_t index, const Job& job, uint32_t rank, bool* exchanges);

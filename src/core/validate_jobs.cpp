@@ -140,9 +140,10 @@ void PlanProof::check_phase(uint32_t index, const Job& job, Slot* slots) {
     streamed += count;
     uint64_t tiles = 0;
     const uint32_t take = wide ? (stream == 0 ? phase.num_items : 0) : count;
+    const uint32_t stream_begin = next_item_;
     for (uint32_t i = 0; i < take; ++i) {
       const uint32_t item = next_item_++;
-      check_item(item, phase, job, slots);
+      check_item(item, phase, wide ? item : stream_begin, job, slots);
       const uint64_t item_tiles = plan_.items()[item].num_tiles;
       tiles += wide ? (item_tiles + kWideTiles - 1) / kWideTiles * kWideTiles : item_tiles;
     }
@@ -156,7 +157,8 @@ void PlanProof::check_phase(uint32_t index, const Job& job, Slot* slots) {
     fail(where, "has items in no stream", "give each item to one stream");
 }
 
-void PlanProof::check_item(uint32_t index, const Phase& phase, const Job& job, Slot* slots) {
+void PlanProof::check_item(uint32_t index, const Phase& phase, uint32_t stream_begin,
+                           const Job& job, Slot* slots) {
   const WorkItem& item = plan_.items()[index];
   const int32_t job_rows = job.num_queries * group_size_;
   const int32_t most = phase.kind == PhaseKind::kWide ? table_.max_job_rows : kMaxNarrowRows;
@@ -175,20 +177,21 @@ void PlanProof::check_item(uint32_t index, const Phase& phase, const Job& job, S
   if (header().mode == static_cast<uint32_t>(PlanMode::kFlat) && first_query != last_query)
     fail(at("item", index), "serves several requests", "serve one, as the plan is flat");
   check_segments(index, first_query, last_query);
-  move_state(index, phase, job, slots);
+  move_state(index, phase, stream_begin, job, slots);
 }
 
-void PlanProof::move_state(uint32_t index, const Phase& phase, const Job& job, Slot* slots) {
+void PlanProof::move_state(uint32_t index, const Phase& phase, uint32_t stream_begin,
+                           const Job& job, Slot* slots) {
   const WorkItem& item = plan_.items()[index];
   const int32_t num_rows = item.num_rows;
   const auto in_range = [&](int32_t slot) {
     return slot >= 0 && slot + num_rows <= header().max_slots;
   };
-  // Within a phase nothing orders two items, so a slot belongs to one of them.
+  // Within a phase only the items of one stream have an order, so a slot belongs to one stream, or wide item.
   const auto touch = [&](Slot& slot) {
-    if (slot.touched_by > phase.item_begin && slot.touched_by != index + 1)
+    if (slot.touched_by > phase.item_begin && slot.touched_by <= stream_begin)
       fail(at("item", index), "uses a slot of item " + std::to_string(slot.touched_by - 1),
-           "share no slot with an item of its phase");
+           "share slots only with earlier phases and with items of its own stream");
     slot.touched_by = index + 1;
   };
   chains_.assign(static_cast<size_t>(num_rows), kNothing);

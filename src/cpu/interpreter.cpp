@@ -305,7 +305,7 @@ void Interpreter::run_rank(uint32_t scheduled, uint32_t rank, Worker& worker) {
       plan_.rank_works()[entry.job * static_cast<uint32_t>(header_.cluster_size) + rank];
   const int64_t first_slot = static_cast<int64_t>(rank) * header_.max_slots;
   // Items lie phase by phase, the streams of a narrow phase one after the other, and no item reads a slot
-  // that its own phase writes; so a plain walk does what the CTA's warps do side by side.
+  // that another stream of its phase writes; so a plain walk does what the CTA's warps do side by side.
   TokenCursor cursor(plan_, work, tensors_, entry.kv_head);
   worker.turn = 0;
   cursor.fill(worker.blocks[0]);

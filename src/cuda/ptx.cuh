@@ -102,6 +102,9 @@ __device__ __forceinline__ void cp_async_bulk_tensor_4d(void* s_destination, con
       "l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(smem_address(s_barrier))
       : "memory");
 }
+__device__ __forceinline__ void prefetch_l2(const void* g_address) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(g_address));
+}
 __device__ __forceinline__ void prefetch_tensormap(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }

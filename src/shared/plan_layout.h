@@ -172,8 +172,9 @@ struct Phase {
 struct WorkItem {
   uint16_t row_begin;  // rows of the job
   uint16_t num_rows;   // wide: 1..128, narrow: 1..16
-  // First of num_rows slots of this CTA, written in an earlier phase, whose state the item starts from.
-  // kNoSlot: it starts empty. That is how a path's partials merge inside one CTA without an exchange.
+  // First of num_rows slots of this CTA, written in an earlier phase or by an earlier item of the same stream,
+  // whose state the item starts from. kNoSlot: it starts empty. That is how a path's partials merge inside one
+  // CTA without an exchange.
   int16_t init_slot;
   int16_t dest_slot;  // Destination::kSlot only; may equal init_slot
   uint32_t segment_begin;

@@ -33,6 +33,7 @@ const std::vector<Figure> kFigures = {
     {"matrix_tflops", &DeviceProfile::matrix_tflops},
     {"matrix_ceiling_tflops", &DeviceProfile::matrix_ceiling_tflops},
     {"narrow_tile_us", &DeviceProfile::narrow_tile_us},
+    {"stream_item_us", &DeviceProfile::stream_item_us},
     {"launch_us", &DeviceProfile::launch_us},
     {"job_start_us", &DeviceProfile::job_start_us},
     {"item_start_us", &DeviceProfile::item_start_us},

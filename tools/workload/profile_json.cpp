@@ -17,7 +17,7 @@ struct NumberField {
   const char* key;
   double DeviceProfile::*member;
 };
-constexpr std::array<NumberField, 12> kNumbers = {{
+constexpr std::array<NumberField, 13> kNumbers = {{
     {"hbm_gbps", &DeviceProfile::hbm_gbps},
     {"hbm_gbps_per_cta", &DeviceProfile::hbm_gbps_per_cta},
     {"l2_gbps_per_cta", &DeviceProfile::l2_gbps_per_cta},
@@ -27,6 +27,7 @@ constexpr std::array<NumberField, 12> kNumbers = {{
     {"matrix_tflops", &DeviceProfile::matrix_tflops},
     {"matrix_ceiling_tflops", &DeviceProfile::matrix_ceiling_tflops},
     {"narrow_tile_us", &DeviceProfile::narrow_tile_us},
+    {"stream_item_us", &DeviceProfile::stream_item_us},
     {"launch_us", &DeviceProfile::launch_us},
     {"job_start_us", &DeviceProfile::job_start_us},
     {"item_start_us", &DeviceProfile::item_start_us},
@@ -88,6 +89,7 @@ DeviceProfile profile_from_json(std::string_view text, std::string_view source) 
                      "matrix_tflops",
                      "matrix_ceiling_tflops",
                      "narrow_tile_us",
+                     "stream_item_us",
                      "launch_us",
                      "job_start_us",
                      "item_start_us"});

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The kernel: one launch runs a whole plan. Persistent clusters walk their part of the schedule; in each CTA
-// eight consumer warps compute and exchange while two warps keep the ring full and one fetches what to do next.
+// eight consumer warps compute and exchange while two warps keep the ring full, one fetches what to do next and one
+// brings the queries for that into L2.
 #pragma once
 
 #include "cuda/trace.cuh"
@@ -11,7 +12,7 @@
 
 namespace capillary::tree_decode {
 
-enum class Role : uint32_t { kCompute, kLoadK, kLoadV, kPlan, kIdle };
+enum class Role : uint32_t { kCompute, kLoadK, kLoadV, kPlan, kQuery };
 
 template <class Tr>
 __device__ __forceinline__ Role role_of_warp(uint32_t warp) {
@@ -19,7 +20,7 @@ __device__ __forceinline__ Role role_of_warp(uint32_t warp) {
   if (warp == Tr::kConsumerWarps) return Role::kLoadK;
   if (warp == Tr::kConsumerWarps + 1) return Role::kLoadV;
   if (warp == Tr::kConsumerWarps + 2) return Role::kPlan;
-  return Role::kIdle;
+  return Role::kQuery;
 }
 
 template <class Tr>
@@ -31,7 +32,7 @@ __device__ __forceinline__ void init_barriers(Storage<Tr>& storage, uint32_t clu
   }
   for (int buffer = 0; buffer < 2; ++buffer) {
     ptx::mbarrier_init(storage.program_full + buffer, 1);
-    ptx::mbarrier_init(storage.program_empty + buffer, Tr::kConsumerWarps + 2);
+    ptx::mbarrier_init(storage.program_empty + buffer, Tr::kConsumerWarps + 3);
   }
   ptx::mbarrier_init(&storage.slots_ready, cluster_size);
   ptx::mbarrier_init(&storage.slots_free, cluster_size);
@@ -41,6 +42,24 @@ __device__ __forceinline__ void init_barriers(Storage<Tr>& storage, uint32_t clu
 // Tells every rank (this one too) that one more rank has got this far.
 __device__ __forceinline__ void arrive_at_all_ranks(uint64_t* s_barrier, uint32_t cluster_size) {
   if (threadIdx.x < cluster_size) ptx::mbarrier_arrive_release_cluster(s_barrier, threadIdx.x);
+}
+
+// Query role: a job's rows are asked for into L2 when its program arrives, a job ahead of their use. From HBM,
+// which is busy with keys, they would take a consumer microseconds.
+template <class Tr>
+__device__ void run_query_role(const KernelArgs& args, Storage<Tr>& storage) {
+  constexpr uint32_t kLineBytes = 128, kRowBytes = Tr::kHeadDim * 2;
+  ProgramReader<Tr> reader(storage);
+  while (const Program* program = reader.wait()) {
+    const JobRows rows{args, program->query_order, program->kv_head};
+    for (uint32_t row = threadIdx.x & 31u; row < program->num_rows; row += 32) {
+      const auto* g_row = reinterpret_cast<const unsigned char*>(rows.q<typename Tr::T>(row));
+#pragma unroll
+      for (uint32_t offset = 0; offset < kRowBytes; offset += kLineBytes)
+        ptx::prefetch_l2(g_row + offset);
+    }
+    reader.release();
+  }
 }
 
 template <class Tr>
@@ -124,6 +143,7 @@ __global__ void __launch_bounds__(Tr::kThreads, 1)
     if (role == Role::kLoadK || role == Role::kLoadV)
       run_load_role(args, storage, role == Role::kLoadV);
     if (role == Role::kPlan) run_plan_role(args, storage);
+    if (role == Role::kQuery) run_query_role(args, storage);
     ptx::griddepcontrol_launch_dependents();
   }
   // A peer may still be reading our slots or arriving on our barriers: nobody leaves before everybody is done.

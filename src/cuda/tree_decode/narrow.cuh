@@ -19,18 +19,40 @@
 
 namespace capillary::tree_decode {
 
+// Rows g and g + 8 of an item's query, chunk 4i + t.
+template <class Tr>
+struct NarrowQuery {
+  // From head_dim 192 on they do not fit beside the output and are read again for each tile (from L1).
+  static constexpr bool kKept = Tr::kHalves <= 2;
+  uint4 kept[kKept ? Tr::kChunkSteps : 1][2];
+  const uint4* g_row[2];  // null: no such row
+  __device__ __forceinline__ uint4 load(int i, int r, uint32_t t) const {
+    const uint32_t chunk = 4u * static_cast<uint32_t>(i) + t;
+    if (g_row[r] == nullptr || chunk >= Tr::kChunks) return uint4{0, 0, 0, 0};
+    return ptx::ld_global_nc(g_row[r] + chunk);
+  }
+  __device__ __forceinline__ uint4 get(int i, int r, uint32_t t) const {
+    if constexpr (kKept) return kept[i][r];
+    return load(i, r, t);
+  }
+  __device__ __forceinline__ void start(const WorkItem& item, const JobRows& rows) {
+    const uint32_t lane = threadIdx.x & 31u, g = lane >> 2, t = lane & 3u;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const uint32_t row = g + static_cast<uint32_t>(r) * 8;
+      g_row[r] = row < item.num_rows ? reinterpret_cast<const uint4*>(
+                                           rows.q<typename Tr::T>(item.row_begin + row))
+                                     : nullptr;
+      if constexpr (kKept)
+#pragma unroll
+        for (int i = 0; i < Tr::kChunkSteps; ++i) kept[i][r] = load(i, r, t);
+    }
+  }
+};
+
 template <class Tr>
 struct NarrowState {
-  // Rows g and g + 8 of the query, chunk 4i + t. From head_dim 192 on they do not fit beside the output and are
-  // read again for each tile (from L1).
-  static constexpr bool kKeepsQuery = Tr::kHalves <= 2;
-  uint4 q[kKeepsQuery ? Tr::kChunkSteps : 1][2];
-  const uint4* g_q[2];  // null: no such row
-  __device__ __forceinline__ uint4 query(int i, int r, uint32_t t) const {
-    const uint32_t chunk = 4u * static_cast<uint32_t>(i) + t;
-    if (g_q[r] == nullptr || chunk >= Tr::kChunks) return uint4{0, 0, 0, 0};
-    return ptx::ld_global_nc(g_q[r] + chunk);
-  }
+  NarrowQuery<Tr> q;
   float o[Tr::kHalves][8]
          [4];    // [u][j]: rows g (0, 1) and g + 8 (2, 3), columns 2t (0, 2), 2t + 1 (1, 3)
   float max[2];  // base 2, of rows g and g + 8
@@ -38,19 +60,13 @@ struct NarrowState {
 };
 
 template <class Tr>
-__device__ __forceinline__ void narrow_begin(const WorkItem& item, const JobRows& rows,
-                                             Storage<Tr>& storage, NarrowState<Tr>& state) {
+__device__ __forceinline__ void narrow_begin(const WorkItem& item, Storage<Tr>& storage,
+                                             NarrowState<Tr>& state) {
   const uint32_t lane = threadIdx.x & 31u, g = lane >> 2, t = lane & 3u;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const uint32_t row = g + static_cast<uint32_t>(r) * 8;
     const bool real = row < item.num_rows;
-    state.g_q[r] =
-        real ? reinterpret_cast<const uint4*>(rows.q<typename Tr::T>(item.row_begin + row))
-             : nullptr;
-    if constexpr (NarrowState<Tr>::kKeepsQuery)
-#pragma unroll
-      for (int i = 0; i < Tr::kChunkSteps; ++i) state.q[i][r] = state.query(i, r, t);
     state.max[r] = -INFINITY;
     state.sum[r] = 0.0f;
     const bool resumed = item.init_slot != kNoSlot && real;
@@ -90,14 +106,7 @@ __device__ __forceinline__ void narrow_scores(const unsigned char* s_k,
 #pragma unroll
   for (int i = 0; i < Tr::kChunkSteps; ++i) {
     const uint32_t chunk = 4u * static_cast<uint32_t>(i) + t;
-    uint4 top, bottom;
-    if constexpr (NarrowState<Tr>::kKeepsQuery) {
-      top = state.q[i][0];
-      bottom = state.q[i][1];
-    } else {
-      top = state.query(i, 0, t);
-      bottom = state.query(i, 1, t);
-    }
+    const uint4 top = state.q.get(i, 0, t), bottom = state.q.get(i, 1, t);
 #pragma unroll
     for (int b = 0; b < 2; ++b) {
       uint4 k{0, 0, 0, 0};
@@ -250,10 +259,15 @@ __device__ void compute_narrow_stream(const KernelArgs& args, Storage<Tr>& stora
   for (uint32_t other = 0; other < stream; ++other) index += phase.stream_items[other];
   const uint32_t end = index + phase.stream_items[stream];
   uint32_t turn = 0, flipped = 0;
+  // The query of the item after the one in hand: short items would otherwise wait for theirs each time.
+  NarrowQuery<Tr> next;
+  if (index < end) next.start(program.items[index], rows);
   for (; index < end; ++index) {
     const WorkItem& item = program.items[index];
     NarrowState<Tr> state;
-    narrow_begin(item, rows, storage, state);
+    state.q = next;
+    if (index + 1 < end) next.start(program.items[index + 1], rows);
+    narrow_begin(item, storage, state);
     for (uint32_t tile = 0; tile < item.num_tiles; ++tile) {
       const uint32_t stage = stream + turn * Tr::kStreams;
       const uint32_t parity = ((parities >> stage) & 1u) ^ flipped;
@@ -280,6 +294,8 @@ __device__ void compute_narrow_stream(const KernelArgs& args, Storage<Tr>& stora
       }
     }
     narrow_end(item, rows, storage, gate, state);
+    // The stream's next item may start from the slots that this one has left, with other lanes a row.
+    __syncwarp();
   }
 }
 

@@ -5,7 +5,7 @@
 //
 //   barrier           arrives                           waits                         first phase
 //   program_full[b]   this lane (expect_tx) + bytes     all roles, before they read   0
-//   program_empty[b]  8 consumer and 2 load warps       this lane, before it reuses   passes at once
+//   program_empty[b]  8 consumer, 2 load, 1 query warp  this lane, before it reuses   passes at once
 #pragma once
 
 #include "cuda/sync.cuh"
@@ -63,6 +63,7 @@ __device__ __forceinline__ void fetch_program(const KernelArgs& args, const Job&
   program.partials = partials.place(args, program, fetch, &at, s_full) - work.partial_begin;
   program.query_order = queries.place(args, program, fetch, &at, s_full);
   program.kv_head = kv_head;
+  program.num_rows = static_cast<uint32_t>(job.num_queries) * args.group_size.divisor;
   program.num_phases = work.num_phases;
   program.num_merges = work.num_merges;
   program.needs_exchange = job.needs_exchange;

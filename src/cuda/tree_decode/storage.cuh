@@ -22,6 +22,7 @@ struct Program {
   const Partial* partials;     // of the whole plan's index space
   const int32_t* query_order;  // of this job: query_order[0] is its first query
   uint32_t kv_head;
+  uint32_t num_rows;    // of the job
   uint32_t num_phases;  // kEnd: there is no such entry, the CTA is done
   uint32_t num_merges;
   uint32_t needs_exchange;
@@ -45,7 +46,7 @@ struct Storage {
   uint64_t v_full[Tr::kStages];
   uint64_t stage_empty[Tr::kStages];
   uint64_t program_full[2];   // the plan role's arrive and the bytes
-  uint64_t program_empty[2];  // 8 consumer warps and 2 load warps
+  uint64_t program_empty[2];  // 8 consumer warps, 2 load warps and the query role
   uint64_t slots_ready;       // one arrival a rank: its partials are in place
   uint64_t slots_free;        // one arrival a rank: it has read what it needed
 };

@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: MIT
+// PlanBuilder: dealing a run's narrow work to the streams, one consumer warp each.
+//
+// A stream walks subtrees: it works on a few shared keys for up to 16 rows, then on what lies below them, always
+// from the slots that it has just left, so a path that stays in one stream needs no barrier and no merge. Keys
+// with more than 16 rows that are too few for the whole CTA are read by several streams, a block of rows each.
+// The line of items is cut where the work is even. A cut inside a block leaves some of its rows with a second
+// partial, in slots of its own.
+#include <algorithm>
+
+#include "core/plan_builder.h"
+
+namespace capillary {
+
+namespace {
+// A stream may be this much too long or too short, in shares of an even one, if that saves a cut in a block.
+constexpr double kStreamSlack = 0.1;
+
+size_t at(int32_t index) {
+  return static_cast<size_t>(index);
+}
+}  // namespace
+
+// The run's narrow parts as items, block by block in leaf order. A block is at most 16 rows whose wider
+// ancestors in this run are the same, and it does not cut a narrow part.
+void PlanBuilder::collect_stream_items(std::span<const Part> parts, int32_t run) {
+  stream_parts_.clear(), stream_items_.clear();
+  const int32_t first = slot_base_query_, last = slot_base_query_ + main_slots_ / group_size_;
+  std::fill(shared_part_.begin() + first, shared_part_.begin() + last, -1);
+  for (int32_t query = first; query < last; ++query) atom_end_[at(query)] = query + 1;
+  // Parts are in preorder, so the deepest comes last, and a narrow part comes before those below it.
+  int32_t covered = first;
+  bool any_narrow = false;
+  for (const Part& part : parts) {
+    const Element& element = elements_[part.element];
+    any_narrow |= !element.wide;
+    if (element.wide || element.reads > 1) {
+      std::fill(shared_part_.begin() + element.query_begin, shared_part_.begin() + element.query_end,
+                static_cast<int32_t>(part.element));
+    } else if (element.query_begin >= covered) {
+      covered = element.query_end;
+      atom_end_[at(element.query_begin)] = covered;
+    }
+  }
+  if (!any_narrow) return;
+
+  size_t next_part = 0;
+  const auto add_block = [&](int32_t begin, int32_t end) {
+    for (const Part& part : parts) {
+      const Element& element = elements_[part.element];
+      if (element.query_begin > begin) break;
+      if (!element.wide && element.reads > 1 && element.query_end >= end)
+        add_stream_item(begin, end, end, part);
+    }
+    for (; next_part < parts.size(); ++next_part) {
+      const Element& element = elements_[parts[next_part].element];
+      if (element.query_begin >= end) break;
+      if (!element.wide && element.reads == 1)
+        add_stream_item(element.query_begin, element.query_end, end, parts[next_part]);
+    }
+  };
+  for (int32_t begin = first; begin < last;) {
+    int32_t end = begin + 1;
+    while (end < last && shared_part_[at(end)] == shared_part_[at(begin)]) ++end;
+    const int32_t num_rows = (end - begin) * group_size_;
+    const int32_t num_blocks = (num_rows + kMaxNarrowRows - 1) / kMaxNarrowRows;
+    const int32_t even = (num_rows + num_blocks - 1) / num_blocks;
+    while (begin < end) {
+      int32_t block_end = begin;
+      while (block_end < end) {
+        const int32_t so_far = (block_end - begin) * group_size_;
+        const int32_t more = (atom_end_[at(block_end)] - block_end) * group_size_;
+        if (so_far > 0 && (so_far >= even || so_far + more > kMaxNarrowRows)) break;
+        block_end = atom_end_[at(block_end)];
+      }
+      add_block(begin, block_end);
+      begin = block_end;
+    }
+  }
+  for (const StreamItem& item : stream_items_)
+    std::fill(stream_run_.begin() + item.query_begin, stream_run_.begin() + item.query_end, run);
+}
+
+void PlanBuilder::add_stream_item(int32_t query_begin, int32_t query_end, int32_t block_end,
+                                  const Part& part) {
+  stream_parts_.push_back(part);
+  const int32_t tiles = part.tile_end - part.tile_begin;
+  if (!stream_items_.empty()) {
+    StreamItem& above = stream_items_.back();
+    if (above.query_begin == query_begin && above.query_end == query_end) {
+      above.num_parts += 1;
+      above.tiles += tiles;
+      return;
+    }
+  }
+  stream_items_.push_back({query_begin, query_end, static_cast<uint32_t>(stream_parts_.size() - 1),
+                           1, tiles, block_end});
+}
+
+void PlanBuilder::emit_streams(int32_t run) {
+  if (stream_items_.empty()) return;
+  Phase phase{};
+  phase.kind = PhaseKind::kNarrow;
+  phase.item_begin = static_cast<uint32_t>(items_.size());
+  const double item_tiles = model_.stream_item_tiles();
+  const auto cost = [&](int32_t tiles) { return tiles + item_tiles; };
+  double left = 0;  // not yet given to a stream
+  for (const StreamItem& item : stream_items_) left += cost(item.tiles);
+  const int32_t first_stamp = next_stamp_;
+  next_stamp_ += table_.num_streams;
+  const double slack = kStreamSlack * left / table_.num_streams + 0.5;
+  int32_t stream = 0;
+  double room = left / table_.num_streams;
+  const auto next_stream = [&] {
+    ++stream;
+    room = left / (table_.num_streams - stream);
+  };
+  // Whether there are slots for another stream to go on from here: for the item's rows if that is cut (this
+  // stream's piece may need some too), and for the rows of its block that a stream of this phase has in their
+  // main slots.
+  const auto fits_in_slots = [&](const StreamItem& item, bool cuts_item) {
+    int32_t queries = 0;
+    for (int32_t query = item.query_begin; query < item.block_end; ++query) {
+      const bool taken = main_stamp_[at(query)] >= first_stamp;
+      const bool in_item = query < item.query_end;
+      if (taken || (cuts_item && in_item)) ++queries;
+      if (cuts_item && in_item && taken && held_stamp_[at(query)] != first_stamp + stream)
+        ++queries;
+    }
+    return next_extra_slot_ + queries * group_size_ <= table_.num_slots;
+  };
+  double block_left = 0;
+  for (size_t index = 0; index < stream_items_.size(); ++index) {
+    const StreamItem& item = stream_items_[index];
+    const bool begins_block = index == 0 || stream_items_[index - 1].block_end != item.block_end;
+    if (begins_block) {
+      block_left = 0;
+      for (size_t i = index;
+           i < stream_items_.size() && stream_items_[i].block_end == item.block_end; ++i)
+        block_left += cost(stream_items_[i].tiles);
+    }
+    for (int32_t tile = 0; tile < item.tiles;) {
+      const int32_t tiles = item.tiles - tile;
+      int32_t take = tiles;
+      const bool may_move = stream + 1 < table_.num_streams;
+      if (may_move && block_left > room + slack) {
+        const bool at_edge = begins_block && tile == 0;
+        if (at_edge && room < slack && phase.stream_items[stream] > 0) {
+          next_stream();
+          continue;
+        }
+        if (cost(tiles) > room + slack) {
+          const auto fits = static_cast<int32_t>(std::max(room - item_tiles, 0.0));
+          if (fits >= kMinStreamPiece && tiles - fits >= kMinStreamPiece &&
+              fits_in_slots(item, true)) {
+            take = fits;
+          } else if (room * 2 < cost(tiles) && phase.stream_items[stream] > 0 &&
+                     fits_in_slots(item, tile > 0)) {
+            next_stream();
+            continue;
+          }
+        }
+      }
+      place_stream_item(item, tile, tile + take, first_stamp + stream, first_stamp, run);
+      phase.stream_items[stream] = static_cast<uint16_t>(phase.stream_items[stream] + 1);
+      phase.stream_tiles[stream] += static_cast<uint32_t>(take);
+      phase.num_items += 1;
+      // A cut makes one more item; that does not change what the streams after this one share.
+      const double done = take < tiles ? take : cost(take);
+      left -= done, room -= done, block_left -= done;
+      tile += take;
+      if (take < tiles) next_stream();
+    }
+    const bool ends_block =
+        index + 1 == stream_items_.size() || stream_items_[index + 1].block_end != item.block_end;
+    if (room <= 0 && stream + 1 < table_.num_streams && index + 1 < stream_items_.size() &&
+        (ends_block || (block_left > slack && fits_in_slots(stream_items_[index + 1], false))))
+      next_stream();
+  }
+  phases_.push_back(phase);
+}
+
+// Tiles [tile_begin, tile_end) of the item, for the stream with this stamp: on top of what the stream itself has
+// of these rows, else of what the run's earlier phases have, else (another stream is at that) from nothing.
+void PlanBuilder::place_stream_item(const StreamItem& stream_item, int32_t tile_begin,
+                                    int32_t tile_end, int32_t stamp, int32_t first_stamp,
+                                    int32_t run) {
+  const int32_t begin = stream_item.query_begin, end = stream_item.query_end;
+  // An item comes after those above it, so its stream has all of its queries or none.
+  int32_t slot = (begin - slot_base_query_) * group_size_;
+  bool resumes = held_stamp_[at(begin)] == stamp;
+  if (resumes) {
+    slot = held_slot_[at(begin)];
+  } else {
+    bool main_is_free = true;
+    for (int32_t query = begin; query < end; ++query)
+      main_is_free &= main_stamp_[at(query)] < first_stamp;
+    if (main_is_free) {
+      resumes = emitted_run_[at(begin)] == run;
+    } else {
+      slot = next_extra_slot_;
+      next_extra_slot_ += (end - begin) * group_size_;
+    }
+    for (int32_t query = begin; query < end; ++query) {
+      const int32_t own_slot = slot + (query - begin) * group_size_;
+      held_stamp_[at(query)] = stamp;
+      held_slot_[at(query)] = own_slot;
+      if (!resumes) add_entry(query, run, own_slot);
+      if (!main_is_free) continue;
+      main_stamp_[at(query)] = stamp;
+      emitted_run_[at(query)] = run;
+    }
+  }
+  WorkItem item = make_item(begin, end, slot, resumes);
+  int32_t first = 0;  // tile of the item at which the part in hand begins
+  for (uint32_t i = 0; i < stream_item.num_parts; ++i) {
+    const Part& part = stream_parts_[stream_item.part_begin + i];
+    const int32_t tiles = part.tile_end - part.tile_begin;
+    const int32_t from = std::max(tile_begin - first, 0), to = std::min(tile_end - first, tiles);
+    if (from < to)
+      append_segments(elements_[part.element], part.tile_begin + from, part.tile_begin + to, &item);
+    first += tiles;
+  }
+  for (int32_t query = begin; query < end; ++query)
+    last_item_[at(query)] = static_cast<uint32_t>(items_.size());
+  items_.push_back(item);
+}
+
+}  // namespace capillary
