@@ -81,8 +81,8 @@ class CostModel {
         0.5 * static_cast<double>(tile_bytes_) / (profile_.l2_gbps_per_cta * 1e3);
     const double streams_us =
         reads * (tiles * compute_us_[0] + stream_item_us_) + (reads - 1) * tiles * reload_us;
-    const double wide_us = profile_.item_start_us +
-                           tiles * compute_us_[static_cast<size_t>(tile_class(num_rows))];
+    const double wide_us =
+        profile_.item_start_us + tiles * compute_us_[static_cast<size_t>(tile_class(num_rows))];
     return streams_us < wide_us ? reads : 0;
   }
   // Tiles that a CTA loads ahead of its arithmetic.

@@ -28,8 +28,8 @@ uint64_t DeviceProfile::hash() const {
   for (const int32_t count : max_clusters) hash.add(count);
   for (const double figure :
        {hbm_gbps, hbm_gbps_per_cta, l2_gbps_per_cta, dsm_latency_us, cluster_barrier_us,
-        l2_merge_latency_us, matrix_tflops, matrix_ceiling_tflops, narrow_tile_us, stream_item_us, launch_us,
-        job_start_us, item_start_us})
+        l2_merge_latency_us, matrix_tflops, matrix_ceiling_tflops, narrow_tile_us, stream_item_us,
+        launch_us, job_start_us, item_start_us})
     hash.add(figure);
   for (const double rate : dsm_load_gbps_per_cta) hash.add(rate);
   return hash.value();

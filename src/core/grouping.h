@@ -50,9 +50,9 @@ class Grouping {
     TileCounts tiles;
     int32_t num_queries;
     int32_t shared_tiles;
-    int32_t num_phases;     // that one CTA doing all of it would have
-    int32_t num_starts;     // wide elements, and one for all the streams' work
-    int32_t num_items;      // of streams
+    int32_t num_phases;  // that one CTA doing all of it would have
+    int32_t num_starts;  // wide elements, and one for all the streams' work
+    int32_t num_items;   // of streams
     bool operator==(const GroupWork&) const = default;
   };
 

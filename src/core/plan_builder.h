@@ -150,16 +150,17 @@ class PlanBuilder {
   std::vector<int32_t> last_run_;       // marks: last run that touched it
   std::vector<int32_t> emitted_run_;    // marks: last run whose main slot has a partial of it
   std::vector<int32_t> entry_head_, entry_tail_;
-  std::vector<uint32_t> last_item_;     // of the run in hand
-  std::vector<int32_t> stream_run_;     // marks: last run whose streams have keys of it
-  std::vector<int32_t> shared_part_;    // deepest part of more than 16 rows over it, in the run in hand
-  std::vector<int32_t> atom_end_;       // end of the outermost narrow part that begins at it
+  std::vector<uint32_t> last_item_;  // of the run in hand
+  std::vector<int32_t> stream_run_;  // marks: last run whose streams have keys of it
+  std::vector<int32_t>
+      shared_part_;                // deepest part of more than 16 rows over it, in the run in hand
+  std::vector<int32_t> atom_end_;  // end of the outermost narrow part that begins at it
   // A stamp is one stream of one phase: who has the query's main slot, and which slot the stream uses for it.
   std::vector<int32_t> main_stamp_, held_stamp_, held_slot_;
   int32_t next_stamp_ = 0;
   std::vector<Part> stream_parts_;
   std::vector<StreamItem> stream_items_;
-  std::vector<uint8_t> finished_;      // an item writes the query's output directly
+  std::vector<uint8_t> finished_;  // an item writes the query's output directly
   std::vector<Entry> entries_;
   std::vector<std::pair<int32_t, Merge>> placed_merges_;  // (job of the group, merge)
   std::vector<Partial> partials_scratch_;

@@ -35,8 +35,8 @@ void PlanBuilder::collect_stream_items(std::span<const Part> parts, int32_t run)
     const Element& element = elements_[part.element];
     any_narrow |= !element.wide;
     if (element.wide || element.reads > 1) {
-      std::fill(shared_part_.begin() + element.query_begin, shared_part_.begin() + element.query_end,
-                static_cast<int32_t>(part.element));
+      std::fill(shared_part_.begin() + element.query_begin,
+                shared_part_.begin() + element.query_end, static_cast<int32_t>(part.element));
     } else if (element.query_begin >= covered) {
       covered = element.query_end;
       atom_end_[at(element.query_begin)] = covered;

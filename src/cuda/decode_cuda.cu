@@ -14,11 +14,23 @@
 #include "cuda/tree_decode/args.h"
 #include "shared/tile_table.h"
 
-namespace capillary::cuda {
+namespace capillary {
 
 #ifdef CAPILLARY_TRACE
-long long* trace_buffer = nullptr;  // set by the trace tool
+namespace {
+TraceRecord* trace_buffer = nullptr;
+}
+bool set_trace_buffer(TraceRecord* g_records) {
+  trace_buffer = g_records;
+  return true;
+}
+#else
+bool set_trace_buffer(TraceRecord*) {
+  return false;
+}
 #endif
+
+namespace cuda {
 
 namespace {
 
@@ -216,4 +228,5 @@ void decode(PlanBuffer& plan, const DecodeTensors& tensors, void* workspace,
   launch(instance, header, &args, options.dependent_launch, cuda_stream);
 }
 
-}  // namespace capillary::cuda
+}  // namespace cuda
+}  // namespace capillary

@@ -102,6 +102,11 @@ __device__ __forceinline__ void cp_async_bulk_tensor_4d(void* s_destination, con
       "l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(smem_address(s_barrier))
       : "memory");
 }
+__device__ __forceinline__ uint32_t smid() {
+  uint32_t id;
+  asm volatile("mov.u32 %0, %%smid;" : "=r"(id));
+  return id;
+}
 __device__ __forceinline__ void prefetch_l2(const void* g_address) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(g_address));
 }

@@ -1,46 +1,57 @@
 // SPDX-License-Identifier: MIT
-// In-kernel time stamps (CAPILLARY_TRACE builds only; nothing is left of them otherwise). A CTA has one slot
-// for each event; `first` keeps the earliest stamp, `last` the latest.
+// In-kernel time stamps (CAPILLARY_TRACE builds only; nothing is left of them otherwise).
 #pragma once
 
-#include <cstdint>
-
 #include "cuda/ptx.cuh"
+#include "cuda/trace_layout.h"
 
 namespace capillary {
 
-enum class TraceEvent : int {
-  kStart,        // barriers are up, the kernel before us has ended
-  kProgram,      // load role: the first program is here
-  kFirstCopy,    // load role: the first key copy has been issued
-  kFirstKeys,    // warp 0: the first keys are here
-  kLoadsIssued,  // load role: everything has been asked for
-  kPhasesDone,   // warp 0: the last phase is over
-  kPeersReady,   // warp 0: every rank's partials are in place
-  kMergesDone,   // warp 0: merged and written
-  kStartGlobal,  // %globaltimer at kStart and kMergesDone: comparable between SMs
-  kEndGlobal,
-  kNumEvents
-};
-
 #ifdef CAPILLARY_TRACE
-__device__ __forceinline__ void trace_stamp(long long* g_trace, TraceEvent event, bool only_first,
-                                            long long time) {
-  if (g_trace == nullptr) return;
-  long long& slot =
-      g_trace[blockIdx.x * static_cast<int>(TraceEvent::kNumEvents) + static_cast<int>(event)];
-  if (!only_first || slot == 0) slot = time;
-}
-#define CAPILLARY_TRACE_FIRST(args, event) \
-  trace_stamp((args).trace, TraceEvent::event, true, clock64())
-#define CAPILLARY_TRACE_LAST(args, event) \
-  trace_stamp((args).trace, TraceEvent::event, false, clock64())
-#define CAPILLARY_TRACE_GLOBAL(args, event) \
-  trace_stamp((args).trace, TraceEvent::event, false, ptx::globaltimer())
+class Tracer {
+ public:
+  template <class Args>
+  __device__ __forceinline__ Tracer(const Args& args, TraceTrack track, bool active) {
+    if (!active || args.trace == nullptr) return;
+    g_at_ = args.trace + (blockIdx.x * kTraceTracks + static_cast<uint32_t>(track)) * kTraceRecords;
+    g_end_ = g_at_ + kTraceRecords;
+  }
+  __device__ __forceinline__ void mark(TraceEvent event, uint32_t arg) {
+    put(event, arg, clock64());
+  }
+  __device__ __forceinline__ void mark_global() {
+    const long long time = ptx::globaltimer();
+    put(TraceEvent::kGlobal, ptx::smid(), time);
+    put(TraceEvent::kClock, 0, clock64());
+  }
+  // Around a wait for data.
+  __device__ __forceinline__ void begin_wait() { began_ = clock64(); }
+  __device__ __forceinline__ void end_wait() { waited_ += clock64() - began_; }
+  __device__ __forceinline__ void mark_waited() {
+    mark(TraceEvent::kWaited, static_cast<uint32_t>(waited_));
+    waited_ = 0;
+  }
+
+ private:
+  __device__ __forceinline__ void put(TraceEvent event, uint32_t arg, long long time) {
+    if (g_at_ == g_end_) return;
+    *g_at_++ = {event, arg, time};
+  }
+  TraceRecord* g_at_ = nullptr;
+  TraceRecord* g_end_ = nullptr;
+  long long began_ = 0, waited_ = 0;
+};
 #else
-#define CAPILLARY_TRACE_FIRST(args, event)
-#define CAPILLARY_TRACE_LAST(args, event)
-#define CAPILLARY_TRACE_GLOBAL(args, event)
+class Tracer {
+ public:
+  template <class Args>
+  __device__ __forceinline__ Tracer(const Args&, TraceTrack, bool) {}
+  __device__ __forceinline__ void mark(TraceEvent, uint32_t) {}
+  __device__ __forceinline__ void mark_global() {}
+  __device__ __forceinline__ void begin_wait() {}
+  __device__ __forceinline__ void end_wait() {}
+  __device__ __forceinline__ void mark_waited() {}
+};
 #endif
 
 }  // namespace capillary

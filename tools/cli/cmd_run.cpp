@@ -23,6 +23,7 @@ struct RunOptions {
   PlanningOptions planning;
   MeasureOptions measure;
   bool json = false;
+  std::string trace;
 };
 
 void print_text(const PlanReport& report, const Measurement& measurement, TimedDevice& device,
@@ -107,6 +108,11 @@ int run_run(const RunOptions& options) {
   validate_plan(report.plan.data(), report.plan.size_bytes(), step.forest);
   throw_if_interrupted();
   const Measurement measurement = measure(*device, *measured, report.plan, options.measure);
+  if (!options.trace.empty()) {
+    OutputFile file(kVerb, "--trace", options.trace);
+    file.write(measured->trace_json());
+    file.commit();
+  }
   if (options.json) {
     print_json(report, measurement, *device, options);
   } else {
@@ -125,6 +131,8 @@ void add_run_command(CLI::App& app, Invocation& invocation) {
   add_planning_options(*command, options->planning);
   add_measure_options(*command, options->measure);
   command->add_flag("--json", options->json, "Print as JSON instead");
+  command->add_option("--trace", options->trace,
+                      "Write the kernel's timeline as a Chrome trace (CAPILLARY_TRACE builds)");
   command->callback([&invocation, options] {
     invocation.verb = kVerb;
     invocation.run = [options] { return run_run(*options); };

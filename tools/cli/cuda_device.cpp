@@ -52,6 +52,7 @@ class CudaStep final : public MeasuredStep {
     throw_if_interrupted();
     return step_.time_us(timing_of(kind), repeats);
   }
+  std::string trace_json() override { return step_.trace_json(); }
 
  private:
   device::DeviceStep step_;

@@ -62,6 +62,12 @@ double quantile(const std::vector<double>& sorted, double at) {
 
 }  // namespace
 
+std::string MeasuredStep::trace_json() {
+  throw UnsupportedConfig(
+      five_parts("run", "--trace", "is given for a device that keeps no timeline",
+                 "come with --device cuda", "build with -DCAPILLARY_TRACE=ON and run on the card"));
+}
+
 DeviceProfile TimedDevice::adapt_profile(const DeviceProfile& profile,
                                          const ModelShape& /*shape*/) const {
   return profile;

@@ -42,6 +42,8 @@ class MeasuredStep {
   virtual StepCheck check() = 0;
   // Microseconds of each of `repeats` runs after a few that warm up; polls for interruption.
   virtual std::vector<double> time_us(TimingKind kind, int repeats) = 0;
+  // One run's timeline as a Chrome trace. Throws UnsupportedConfig where there is none to be had.
+  virtual std::string trace_json();
 };
 
 struct Floor {

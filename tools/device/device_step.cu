@@ -9,6 +9,8 @@
 #include <string>
 
 #include "capillary/error.h"
+#include "cuda/trace_layout.h"
+#include "device/chrome_trace.h"
 #include "device/device_step.h"
 #include "shared/plan_layout.h"
 
@@ -185,6 +187,7 @@ struct DeviceStep::Impl {
   Bytes q, k, v, table, lens, out, lse, workspace;
   int64_t workspace_bytes = 0;
   std::unique_ptr<cuda::PlanBuffer> plan_buffer;
+  int num_ctas = 0;  // of the plan's launch
 };
 
 DeviceStep::Impl::Impl(const StepSpec& spec_in) : spec(spec_in) {
@@ -269,6 +272,8 @@ void DeviceStep::load(const Plan& plan) {
   self.plan_buffer = std::make_unique<cuda::PlanBuffer>(plan.size_bytes(), self.spec.device);
   self.plan_buffer->upload(plan, self.stream);
   self.workspace_bytes = plan.workspace_bytes();
+  const PlanHeader& header = PlanView(plan.data()).header();
+  self.num_ctas = header.cluster_size * header.num_clusters;
   self.workspace = Bytes(self.workspace_bytes);
   DEVICE_REQUIRE(cudaMemsetAsync(self.workspace.get(), 0xFF,
                                  static_cast<size_t>(self.workspace_bytes), self.stream));
@@ -373,6 +378,27 @@ CheckOutcome DeviceStep::check(int max_queries) {
       outcome.worst_lse_err = std::max(outcome.worst_lse_err, lse_error);
     }
   return outcome;
+}
+
+std::string DeviceStep::trace_json() {
+  Impl& self = *impl_;
+  const int ctas = self.num_ctas;
+  const size_t count = static_cast<size_t>(ctas) * kTraceTracks * kTraceRecords;
+  const Bytes g_records(static_cast<int64_t>(count * sizeof(TraceRecord)));
+  for (int i = 1; i < self.copies; ++i)
+    self.run(i);  // warm clocks; and the L2 has another copy of the caches
+  DEVICE_REQUIRE(cudaMemsetAsync(g_records.get(), 0, count * sizeof(TraceRecord), self.stream));
+  if (!set_trace_buffer(g_records.get<TraceRecord>()))
+    throw UnsupportedConfig(five_parts("capillary run", "--trace", "is given",
+                                       "be left out of a build without CAPILLARY_TRACE",
+                                       "configure with -DCAPILLARY_TRACE=ON"));
+  self.run(0);
+  set_trace_buffer(nullptr);
+  std::vector<TraceRecord> records(count);
+  DEVICE_REQUIRE(cudaMemcpyAsync(records.data(), g_records.get(), count * sizeof(TraceRecord),
+                                 cudaMemcpyDeviceToHost, self.stream));
+  DEVICE_REQUIRE(cudaStreamSynchronize(self.stream));
+  return chrome_trace(records, ctas);
 }
 
 uint64_t DeviceStep::output_hash() {

@@ -52,6 +52,9 @@ class DeviceStep {
   // Microseconds a step, one entry a repeat. Cold: each launch of a graph reads another copy of the caches,
   // together several times the L2 (or one copy, where that alone is). Warm: the same copy again and again.
   std::vector<double> time_us(Timing kind, int repeats);
+  // One cold launch of a CAPILLARY_TRACE build as a Chrome trace (chrome://tracing, Perfetto): a process an SM, a
+  // thread a track. Throws UnsupportedConfig in other builds.
+  std::string trace_json();
   // Keeps the output bits and compares with the next call's.
   uint64_t output_hash();
 

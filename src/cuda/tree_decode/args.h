@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "cuda/trace_layout.h"
 #include "shared/fast_div.h"
 
 namespace capillary::tree_decode {
@@ -47,7 +48,7 @@ struct KernelArgs {
   uint32_t narrow_piece_tokens;
   NarrowCopy narrow_copy;
 #ifdef CAPILLARY_TRACE
-  long long* trace;  // [CTAs][TraceEvent::kNumEvents], zeroed; or null
+  TraceRecord* trace;  // or null
 #endif
 };
 

@@ -70,20 +70,26 @@ __device__ void run_compute_role(const KernelArgs& args, Storage<Tr>& storage) {
   uint32_t exchange_parity = 0;
   SlotGate gate{&storage.slots_free, 0, false};
   ProgramReader<Tr> reader(storage);
+  Tracer tracer(args, TraceTrack::kCompute, threadIdx.x == 0);
+  tracer.mark_global();
   while (const Program* program = reader.wait()) {
     const JobRows rows{args, program->query_order, program->kv_head};
+    tracer.mark(TraceEvent::kJob, program->kv_head);
     for (uint32_t i = 0; i < program->num_phases; ++i) {
       const Phase& phase = program->phases[i];
+      tracer.mark(phase.kind == PhaseKind::kWide ? TraceEvent::kWide : TraceEvent::kNarrow,
+                  phase.stream_tiles[0]);
       if (phase.kind == PhaseKind::kWide)
-        compute_wide_phase(args, storage, *program, phase, rows, parities, gate);
+        compute_wide_phase(args, storage, *program, phase, rows, parities, gate, tracer);
       else
-        compute_narrow_stream(args, storage, *program, phase, rows, parities, gate);
+        compute_narrow_stream(args, storage, *program, phase, rows, parities, gate, tracer);
+      tracer.mark_waited();
       parities ^= parity_changes<Tr>(phase, lane) &
                   (phase.kind == PhaseKind::kWide ? kWideFirstStages : 0xffffffffu);
       // The next phase, the merges and the next job all touch slots this phase may still be using.
       named_sync(NamedBarrier::kConsumers, Tr::kConsumerThreads);
+      tracer.mark(TraceEvent::kPhaseEnd, 0);
     }
-    if (threadIdx.x == 0) CAPILLARY_TRACE_LAST(args, kPhasesDone);
     if (program->needs_exchange != 0) {
       // A rank may have touched no slot since the last exchange; its peers still count on its arrival.
       gate.pass();
@@ -91,7 +97,7 @@ __device__ void run_compute_role(const KernelArgs& args, Storage<Tr>& storage) {
       arrive_at_all_ranks(&storage.slots_ready, cluster_size);
       wait_cluster(&storage.slots_ready, exchange_parity, Wait::kSlotsReady);
     }
-    if (threadIdx.x == 0) CAPILLARY_TRACE_LAST(args, kPeersReady);
+    tracer.mark(TraceEvent::kPeersReady, 0);
     run_merges(args, storage, *program, rows);
     named_sync(NamedBarrier::kConsumers, Tr::kConsumerThreads);
     if (program->needs_exchange != 0) {
@@ -100,12 +106,10 @@ __device__ void run_compute_role(const KernelArgs& args, Storage<Tr>& storage) {
       gate.pending = true;
       exchange_parity ^= 1u;
     }
-    if (threadIdx.x == 0) {
-      CAPILLARY_TRACE_LAST(args, kMergesDone);
-      CAPILLARY_TRACE_GLOBAL(args, kEndGlobal);
-    }
+    tracer.mark(TraceEvent::kMerged, 0);
     reader.release();
   }
+  tracer.mark_global();
 }
 
 template <class Tr>
@@ -128,11 +132,6 @@ __global__ void __launch_bounds__(Tr::kThreads, 1)
   }
   // Everything above overlaps the tail of the kernel before us; nothing below may be read before it ends.
   ptx::griddepcontrol_wait();
-
-  if (threadIdx.x == 0) {
-    CAPILLARY_TRACE_FIRST(args, kStart);
-    CAPILLARY_TRACE_GLOBAL(args, kStartGlobal);
-  }
 
   const Role role = role_of_warp<Tr>(warp);
   if (role == Role::kCompute) {

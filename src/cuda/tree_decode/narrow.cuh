@@ -40,9 +40,9 @@ struct NarrowQuery {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const uint32_t row = g + static_cast<uint32_t>(r) * 8;
-      g_row[r] = row < item.num_rows ? reinterpret_cast<const uint4*>(
-                                           rows.q<typename Tr::T>(item.row_begin + row))
-                                     : nullptr;
+      g_row[r] = row < item.num_rows
+                     ? reinterpret_cast<const uint4*>(rows.q<typename Tr::T>(item.row_begin + row))
+                     : nullptr;
       if constexpr (kKept)
 #pragma unroll
         for (int i = 0; i < Tr::kChunkSteps; ++i) kept[i][r] = load(i, r, t);
@@ -252,7 +252,8 @@ __device__ __forceinline__ void narrow_end(const WorkItem& item, const JobRows& 
 template <class Tr>
 __device__ void compute_narrow_stream(const KernelArgs& args, Storage<Tr>& storage,
                                       const Program& program, const Phase& phase,
-                                      const JobRows& rows, uint32_t parities, SlotGate& gate) {
+                                      const JobRows& rows, uint32_t parities, SlotGate& gate,
+                                      Tracer& tracer) {
   const uint32_t stream = threadIdx.x / 32;
   if (stream >= Tr::kStreams) return;
   uint32_t index = phase.item_begin;
@@ -264,6 +265,7 @@ __device__ void compute_narrow_stream(const KernelArgs& args, Storage<Tr>& stora
   if (index < end) next.start(program.items[index], rows);
   for (; index < end; ++index) {
     const WorkItem& item = program.items[index];
+    tracer.mark(TraceEvent::kItem, item.num_tiles);
     NarrowState<Tr> state;
     state.q = next;
     if (index + 1 < end) next.start(program.items[index + 1], rows);
@@ -274,12 +276,15 @@ __device__ void compute_narrow_stream(const KernelArgs& args, Storage<Tr>& stora
       const unsigned char* s_k = storage.ring + stage * Tr::kStageBytes;
       float scores[2][4];
       uint32_t p[4];
+      tracer.begin_wait();
       wait_cta(storage.k_full, stage, parity, Wait::kKFull);
-      if (threadIdx.x == 0) CAPILLARY_TRACE_FIRST(args, kFirstKeys);
+      tracer.end_wait();
       const auto valid = static_cast<int32_t>(storage.stage_tokens[stage]);
       narrow_scores<Tr>(s_k, state, scores);
       narrow_softmax<Tr>(scores, valid, args.scale_log2, state, p);
+      tracer.begin_wait();
       wait_cta(storage.v_full, stage, parity, Wait::kVFull);
+      tracer.end_wait();
       if (valid == kTileTokens)
         narrow_output<Tr, false>(s_k + Tr::kHalfTileBytes, valid, p, state);
       else

@@ -166,7 +166,6 @@ __device__ void load_narrow_phase(const LoadSide<Tr>& side, const Program& progr
           gather_narrow_tile(side, stage, walker.page_entry(), walker.token(), walker.valid());
           walker.advance();
         }
-        if (side.is_v == 0 && lane == 0) CAPILLARY_TRACE_FIRST(side.args, kFirstCopy);
         --left;
         if (++turn == Tr::kStagesPerStream) {
           turn = 0;
@@ -255,7 +254,6 @@ __device__ void load_wide_phase(const LoadSide<Tr>& side, const Program& program
         // may have been in another warp's hands, so nothing is copied before all four are free.
         __syncwarp();
         copy_wide_step(side, stage, lane, pending, pending_entry);
-        if (side.is_v == 0 && lane == 0) CAPILLARY_TRACE_FIRST(side.args, kFirstCopy);
         __syncwarp();
         if (++turn == Tr::kWideStages) {
           turn = 0;
@@ -271,18 +269,19 @@ __device__ void run_load_role(const KernelArgs& args, Storage<Tr>& storage, bool
   const uint32_t lane = threadIdx.x & 31u;
   uint32_t parities = 0;  // of the empty barriers
   ProgramReader<Tr> reader(storage);
+  Tracer tracer(args, TraceTrack::kLoad, !is_v && lane == 0);
   while (const Program* program = reader.wait()) {
     const LoadSide<Tr> side{args, storage, program->kv_head, is_v ? 1u : 0u};
-    if (side.is_v == 0 && lane == 0) CAPILLARY_TRACE_FIRST(args, kProgram);
     for (uint32_t i = 0; i < program->num_phases; ++i) {
       const Phase& phase = program->phases[i];
+      tracer.mark(TraceEvent::kLoadPhase, phase.stream_tiles[0]);
       if (phase.kind == PhaseKind::kWide)
         load_wide_phase(side, *program, phase, parities, lane);
       else
         load_narrow_phase(side, *program, phase, parities, lane);
       parities ^= parity_changes<Tr>(phase, lane);
     }
-    if (side.is_v == 0 && lane == 0) CAPILLARY_TRACE_LAST(args, kLoadsIssued);
+    tracer.mark(TraceEvent::kLoadsIssued, 0);
     reader.release();
   }
 }

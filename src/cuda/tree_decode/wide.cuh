@@ -11,6 +11,7 @@
 #pragma once
 
 #include "cuda/sync.cuh"
+#include "cuda/trace.cuh"
 #include "cuda/tree_decode/rows.cuh"
 #include "cuda/tree_decode/walk.cuh"
 #include "shared/plan_layout.h"
@@ -375,7 +376,7 @@ template <class Tr>
 __device__ __forceinline__ void wide_steps(const KernelArgs& args, Storage<Tr>& storage,
                                            const WideRows<Tr>& mine, uint32_t parities,
                                            uint32_t first_turn, uint32_t count,
-                                           WideState<Tr>& state) {
+                                           WideState<Tr>& state, Tracer& tracer) {
   if (count == 0) return;
   const NamedBarrier barrier =
       mine.warpgroup == 0 ? NamedBarrier::kWarpgroup0 : NamedBarrier::kWarpgroup1;
@@ -384,7 +385,9 @@ __device__ __forceinline__ void wide_steps(const KernelArgs& args, Storage<Tr>& 
   float correction[2];
   uint32_t p[4][4];
   WideStep<Tr> step(first_turn);
+  tracer.begin_wait();
   step.wait(storage.k_full, parities, Wait::kKFull);
+  tracer.end_wait();
   uint32_t valid = step.valid(storage);
   wide_issue_scores<Tr>(step.keys(storage), state, scores);
   ptx::wgmma_wait<0>();
@@ -394,9 +397,13 @@ __device__ __forceinline__ void wide_steps(const KernelArgs& args, Storage<Tr>& 
   wide_pack<Tr>(scores, p);
   for (uint32_t i = 1; i < count; ++i) {
     const WideStep<Tr> next(first_turn + i * stride);
+    tracer.begin_wait();
     next.wait(storage.k_full, parities, Wait::kKFull);
+    tracer.end_wait();
     wide_issue_scores<Tr>(next.keys(storage), state, scores);
+    tracer.begin_wait();
     step.wait(storage.v_full, parities, Wait::kVFull);
+    tracer.end_wait();
     if (valid != kFullStep) wide_clear_v<Tr>(step.values(storage), valid, barrier);
     wide_issue_output<Tr>(step.values(storage), p, mine, state);
     ptx::wgmma_wait<1>();
@@ -412,7 +419,9 @@ __device__ __forceinline__ void wide_steps(const KernelArgs& args, Storage<Tr>& 
     wide_pack<Tr>(scores, p);
     step = next;
   }
+  tracer.begin_wait();
   step.wait(storage.v_full, parities, Wait::kVFull);
+  tracer.end_wait();
   if (valid != kFullStep) wide_clear_v<Tr>(step.values(storage), valid, barrier);
   wide_issue_output<Tr>(step.values(storage), p, mine, state);
   ptx::wgmma_wait<0>();
@@ -424,17 +433,18 @@ __device__ __forceinline__ void wide_steps(const KernelArgs& args, Storage<Tr>& 
 template <class Tr>
 __device__ void compute_wide_phase(const KernelArgs& args, Storage<Tr>& storage,
                                    const Program& program, const Phase& phase, const JobRows& rows,
-                                   uint32_t parities, SlotGate& gate) {
+                                   uint32_t parities, SlotGate& gate, Tracer& tracer) {
   uint32_t turn = 0;
   for (uint32_t index = 0; index < phase.num_items; ++index) {
     const WorkItem& item = program.items[phase.item_begin + index];
+    tracer.mark(TraceEvent::kItem, item.num_tiles);
     const WideRows<Tr> mine(item);
     const uint32_t steps = (item.num_tiles + kWideTiles - 1) / kWideTiles;
     WideState<Tr> state;
     wide_begin(item, rows, mine, storage, state);
     const uint32_t skip = mine.alternate ? mine.warpgroup : 0;
     wide_steps(args, storage, mine, parities, turn + skip,
-               mine.alternate ? (steps + 1 - skip) / 2 : steps, state);
+               mine.alternate ? (steps + 1 - skip) / 2 : steps, state, tracer);
     wide_end(item, rows, mine, mine.alternate && steps > 1, storage, gate, state);
     turn += steps;
   }
