@@ -11,93 +11,12 @@
 #include <vector>
 
 #include "capillary/plan.h"
-#include "core/cost_model.h"
-#include "shared/plan_layout.h"
+#include "plan_time.h"
 #include "workload/workload.h"
 
 namespace {
 
 using namespace capillary;
-
-struct Built {
-  double us = 0;  // of the busiest CTA, launch included
-  int32_t busy_ctas = 0;
-  int32_t most_phases = 0;  // of a rank
-  double balance = 0;       // mean load of the launched CTAs / load of the busiest
-};
-
-// One rank of one job, by the model: its tiles (loads and arithmetic overlapping), the arithmetic alone, and
-// what the arithmetic waits for.
-struct RankTimes {
-  double tiles_us = 0, compute_us = 0, other_us = 0;
-};
-
-RankTimes rank_times(const PlanView& plan, const CostModel& model, const Job& job,
-                     const RankWork& work, double load_us) {
-  RankTimes times;
-  times.other_us = model.profile().job_start_us + work.num_phases * model.profile().item_start_us;
-  for (uint32_t i = 0; i < work.num_items; ++i) {
-    const WorkItem& item = plan.items()[work.item_begin + i];
-    const auto row_class = static_cast<size_t>(tile_class(item.num_rows));
-    times.tiles_us += item.num_tiles * model.tile_times(load_us)[row_class];
-    times.compute_us += item.num_tiles * model.compute_us()[row_class];
-    if (row_class == 0) times.compute_us += model.stream_item_us();
-  }
-  int64_t num_rows = 0, partial_rows = 0, split_rows = 0;
-  int split_parts = 0;
-  for (uint32_t i = 0; i < work.num_merges; ++i) {
-    const Merge& merge = plan.merges()[work.merge_begin + i];
-    num_rows += merge.num_rows;
-    partial_rows += int64_t{merge.num_rows} * merge.num_partials;
-    if (merge.destination != Destination::kWorkspace) continue;
-    split_rows += merge.num_rows;
-    split_parts = std::max<int>(split_parts, plan.splits()[merge.split].num_parts);
-  }
-  const int32_t cluster_size = plan.header().cluster_size;
-  if (job.needs_exchange != 0)
-    times.other_us +=
-        model.exchange_us(num_rows * cluster_size, partial_rows * cluster_size, cluster_size);
-  times.other_us += model.split_us(split_rows, split_parts, 1);
-  return times;
-}
-
-Built built_time(const Plan& plan, const CostModel& model) {
-  const PlanView view(plan.data());
-  const PlanHeader& h = view.header();
-  int64_t planned = 0;
-  for (uint32_t i = 0; i < h.num_items; ++i) planned += view.items()[i].num_tiles;
-  const double unique = static_cast<double>(std::max<int64_t>(h.unique_tokens, 1)) / kTileTokens;
-  Built built;
-  const uint32_t cluster_size = static_cast<uint32_t>(h.cluster_size);
-  for (uint32_t cluster = 0; cluster < static_cast<uint32_t>(h.num_clusters); ++cluster)
-    if (view.schedule_begin()[cluster] < view.schedule_begin()[cluster + 1])
-      built.busy_ctas += h.cluster_size;
-  const double load_us = model.load_us(built.busy_ctas, static_cast<double>(planned) / unique);
-  const double ahead_us = model.num_stages() * load_us;
-  double sum = 0;
-  for (uint32_t cluster = 0; cluster < static_cast<uint32_t>(h.num_clusters); ++cluster) {
-    for (uint32_t rank = 0; rank < cluster_size; ++rank) {
-      double us = 0, last_us = 0;
-      for (uint32_t e = view.schedule_begin()[cluster]; e < view.schedule_begin()[cluster + 1];
-           ++e) {
-        const uint32_t job = view.schedule()[e].job;
-        const RankWork& work = view.rank_works()[job * cluster_size + rank];
-        const RankTimes times = rank_times(view, model, view.jobs()[job], work, load_us);
-        const double hidden = std::max(times.tiles_us + std::max(times.other_us - ahead_us, 0.0),
-                                       times.compute_us + times.other_us);
-        us += hidden;
-        last_us = std::max(times.tiles_us, times.compute_us) + times.other_us - hidden;
-        built.most_phases = std::max(built.most_phases, static_cast<int32_t>(work.num_phases));
-      }
-      us += last_us;
-      built.us = std::max(built.us, us);
-      sum += us;
-    }
-  }
-  built.balance = sum / std::max(built.us * h.num_clusters * h.cluster_size, 1e-9);
-  built.us += model.profile().launch_us;
-  return built;
-}
 
 void print_row(const Workload& workload, const Heads& heads) {
   const Batch batch = make_batch(workload, workload.page_size);
@@ -111,7 +30,7 @@ void print_row(const Workload& workload, const Heads& heads) {
   const std::chrono::duration<double, std::micro> took = std::chrono::steady_clock::now() - begin;
   validate_plan(plan.data(), plan.size_bytes(), forest);
   const PlanSummary& s = planner.summary();
-  const Built built = built_time(plan, CostModel(shape, builtin_h200()));
+  const PlanTime built = plan_time(plan, CostModel(shape, builtin_h200()));
   double by_size[kNumClusterSizes];
   std::fill(std::begin(by_size), std::end(by_size), 0.0);
   for (const PlanCandidate& c : s.candidates) {

@@ -37,6 +37,7 @@ struct DeviceProfile {
   double hbm_gbps = 4620;        // streaming read, all SMs
   double hbm_gbps_per_cta = 36;  // the most one CTA draws while the others leave HBM idle
   double l2_gbps_per_cta = 55;   // L2-resident read into one SM
+  double wide_gbps_per_cta = 32;  // what the wide path's swizzled tensor copies bring into one SM, from anywhere
   ByClusterSize dsm_load_gbps_per_cta = {128, 30, 28, 28, 28};
   double dsm_latency_us = 0.09;      // one peer load
   double cluster_barrier_us = 0.95;  // arrive to wake-up

@@ -41,6 +41,7 @@ class CostModel {
                             (profile.matrix_tflops * 1e6 / profile.num_sms);
     compute_us_ = {profile.narrow_tile_us / num_streams_, block_us, 2 * block_us};
     stream_item_us_ = profile.stream_item_us / num_streams_;
+    wide_load_us_ = static_cast<double>(tile_bytes_) / (profile.wide_gbps_per_cta * 1e3);
     partial_bytes_ = padded_dim(shape.v_dim()) * 4 + 8;
   }
 
@@ -62,7 +63,9 @@ class CostModel {
   // What a tile takes where loads and arithmetic overlap.
   TileTimes tile_times(double load) const {
     TileTimes times;
-    for (size_t i = 0; i < times.size(); ++i) times[i] = std::max(load, compute_us_[i]);
+    const double wide_load = std::max(load, wide_load_us_);
+    for (size_t i = 0; i < times.size(); ++i)
+      times[i] = std::max(i == 0 ? load : wide_load, compute_us_[i]);
     return times;
   }
   // What an item takes a stream besides its tiles: of the CTA's time, and in tiles.
@@ -137,6 +140,7 @@ class CostModel {
   int num_stages_;
   TileTimes compute_us_;
   double stream_item_us_;
+  double wide_load_us_;
 };
 
 }  // namespace capillary

@@ -27,9 +27,9 @@ uint64_t DeviceProfile::hash() const {
   hash.add(smem_bytes_per_cta);
   for (const int32_t count : max_clusters) hash.add(count);
   for (const double figure :
-       {hbm_gbps, hbm_gbps_per_cta, l2_gbps_per_cta, dsm_latency_us, cluster_barrier_us,
-        l2_merge_latency_us, matrix_tflops, matrix_ceiling_tflops, narrow_tile_us, stream_item_us,
-        launch_us, job_start_us, item_start_us})
+       {hbm_gbps, hbm_gbps_per_cta, l2_gbps_per_cta, wide_gbps_per_cta, dsm_latency_us,
+        cluster_barrier_us, l2_merge_latency_us, matrix_tflops, matrix_ceiling_tflops,
+        narrow_tile_us, stream_item_us, launch_us, job_start_us, item_start_us})
     hash.add(figure);
   for (const double rate : dsm_load_gbps_per_cta) hash.add(rate);
   return hash.value();
@@ -60,6 +60,7 @@ void validate_profile(const DeviceProfile& profile) {
   require_positive("hbm_gbps", profile.hbm_gbps);
   require_positive("hbm_gbps_per_cta", profile.hbm_gbps_per_cta);
   require_positive("l2_gbps_per_cta", profile.l2_gbps_per_cta);
+  require_positive("wide_gbps_per_cta", profile.wide_gbps_per_cta);
   require_positive("dsm_latency_us", profile.dsm_latency_us);
   require_positive("cluster_barrier_us", profile.cluster_barrier_us);
   require_positive("l2_merge_latency_us", profile.l2_merge_latency_us);

@@ -150,9 +150,9 @@ void PlanBuilder::emit_streams(int32_t run) {
           continue;
         }
         if (cost(tiles) > room + slack) {
-          const auto fits = static_cast<int32_t>(std::max(room - item_tiles, 0.0));
-          if (fits >= kMinStreamPiece && tiles - fits >= kMinStreamPiece &&
-              fits_in_slots(item, true)) {
+          const auto fits =
+              std::max(static_cast<int32_t>(room - item_tiles + 0.5), kMinStreamPiece);
+          if (tiles - fits >= kMinStreamPiece && fits_in_slots(item, true)) {
             take = fits;
           } else if (room * 2 < cost(tiles) && phase.stream_items[stream] > 0 &&
                      fits_in_slots(item, tile > 0)) {

@@ -102,10 +102,19 @@ __device__ __forceinline__ void cp_async_bulk_tensor_4d(void* s_destination, con
       "l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(smem_address(s_barrier))
       : "memory");
 }
+// threadIdx.x that the compiler keeps instead of reading it again wherever it is needed.
+__device__ __forceinline__ uint32_t thread_index() {
+  uint32_t index;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
+  return index;
+}
 __device__ __forceinline__ uint32_t smid() {
   uint32_t id;
   asm volatile("mov.u32 %0, %%smid;" : "=r"(id));
   return id;
+}
+__device__ __forceinline__ void prefetch_l1(const void* g_address) {
+  asm volatile("prefetch.global.L1 [%0];" ::"l"(g_address));
 }
 __device__ __forceinline__ void prefetch_l2(const void* g_address) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(g_address));
@@ -203,9 +212,6 @@ __device__ __forceinline__ long long globaltimer() {
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(ns));
   return ns;
 }
-__device__ __forceinline__ void nanosleep(uint32_t ns) {
-  asm volatile("nanosleep.u32 %0;" ::"r"(ns));
-}
 
 template <int kRegisters>
 __device__ __forceinline__ void setmaxnreg_inc() {
@@ -230,8 +236,7 @@ template <>
 __device__ __forceinline__ void mma_m16n8k16<__nv_bfloat16>(float (&c)[4], uint32_t a0, uint32_t a1,
                                                             uint32_t a2, uint32_t a3, uint32_t b0,
                                                             uint32_t b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
       "{%8, "
       "%9}, {%0, %1, %2, %3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
@@ -241,11 +246,18 @@ template <>
 __device__ __forceinline__ void mma_m16n8k16<__half>(float (&c)[4], uint32_t a0, uint32_t a1,
                                                      uint32_t a2, uint32_t a3, uint32_t b0,
                                                      uint32_t b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, "
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, "
       "%9}, {%0, %1, %2, %3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+// The transpose of an 8 x 8 matrix of 16-bit elements: lane (g, t) gives row g, columns 2t and 2t + 1, and gets
+// column g's elements 2t and 2t + 1 (9.7.14.5.17).
+__device__ __forceinline__ uint32_t movmatrix_trans(uint32_t elements) {
+  uint32_t transposed;
+  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(elements));
+  return transposed;
 }
 
 // --- warpgroup matrix product (9.7.15) ---------------------------------------------------------------------

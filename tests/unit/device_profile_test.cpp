@@ -27,6 +27,7 @@ const std::vector<Figure> kFigures = {
     {"hbm_gbps", &DeviceProfile::hbm_gbps},
     {"hbm_gbps_per_cta", &DeviceProfile::hbm_gbps_per_cta},
     {"l2_gbps_per_cta", &DeviceProfile::l2_gbps_per_cta},
+    {"wide_gbps_per_cta", &DeviceProfile::wide_gbps_per_cta},
     {"dsm_latency_us", &DeviceProfile::dsm_latency_us},
     {"cluster_barrier_us", &DeviceProfile::cluster_barrier_us},
     {"l2_merge_latency_us", &DeviceProfile::l2_merge_latency_us},

@@ -75,6 +75,7 @@ nlohmann::ordered_json record_of(const BenchResult& result, const BenchOptions& 
       {"mode", mode_name(result.report.options.mode)},
       {"path", mode_name(summary.mode)},
       {"cluster_size", summary.cluster_size},
+      {"forced_cluster_size", options.cluster_size},
       {"num_groups", result.report.digest.num_groups},
       {"num_jobs", summary.num_jobs},
       {"time_us_graph_cold", time_of(TimingKind::kGraphCold)},

@@ -17,10 +17,11 @@ struct NumberField {
   const char* key;
   double DeviceProfile::*member;
 };
-constexpr std::array<NumberField, 13> kNumbers = {{
+constexpr std::array<NumberField, 14> kNumbers = {{
     {"hbm_gbps", &DeviceProfile::hbm_gbps},
     {"hbm_gbps_per_cta", &DeviceProfile::hbm_gbps_per_cta},
     {"l2_gbps_per_cta", &DeviceProfile::l2_gbps_per_cta},
+    {"wide_gbps_per_cta", &DeviceProfile::wide_gbps_per_cta},
     {"dsm_latency_us", &DeviceProfile::dsm_latency_us},
     {"cluster_barrier_us", &DeviceProfile::cluster_barrier_us},
     {"l2_merge_latency_us", &DeviceProfile::l2_merge_latency_us},
@@ -82,6 +83,7 @@ DeviceProfile profile_from_json(std::string_view text, std::string_view source) 
                      "hbm_gbps",
                      "hbm_gbps_per_cta",
                      "l2_gbps_per_cta",
+                     "wide_gbps_per_cta",
                      "dsm_load_gbps_per_cta",
                      "dsm_latency_us",
                      "cluster_barrier_us",

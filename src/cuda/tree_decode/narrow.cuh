@@ -1,14 +1,22 @@
 // SPDX-License-Identifier: MIT
 // Compute role, narrow items: one warp, up to 16 rows, one tile of 16 tokens at a time.
 //
-// The tile lies in shared memory as it lay in the page: rows of head_dim elements, no swizzle, so that plain
-// bulk copies (the fastest path from HBM) can bring it. The m16n8k16 fragments are taken with 16-byte loads:
-//   K: lane (g, t) of a quad row reads chunk 4i + t (8 dims) of token g: k-slots of one row are any fixed
-//      permutation of the dims as long as Q uses the same one, so a chunk feeds two products.
-//   V: lane (g, t) reads chunk g + 8u of tokens 2t, 2t+1, 2t+8, 2t+9 and pairs tokens with byte permutes;
-//      output column n of product j is dim 8 * (n + 8u) + j, so a lane ends up with 16 contiguous dims.
-// Bank conflicts are two-way for K, four-way for V: counted, not
-// measured, about 190 of the 410 cycles a tile takes at full HBM rate.
+// Keys and values are the left operands (16 wide), the rows the right one (8 wide), so that items of up to eight
+// rows, leaves above all, cost half of what 16 rows do:
+//   S^T = K Q^T    tokens x rows    (m16n8k16, head_dim / 16 of them for every eight rows)
+//   O^T = V^T P^T  dims x rows      (likewise)
+// A lane (g, t) = (lane / 4, lane % 4) then holds rows 2t and 2t + 1 alone: their maxima, sums and corrections
+// are its own, and of each 64 dims it has the eight from 8g on.
+//
+// The tile lies in shared memory as it lay in the page, rows of head_dim elements, no swizzle, so that plain bulk
+// copies (the fastest path from HBM; in pieces of 2 KB they lose 8 %) can bring it. Fragments are taken with 16-byte
+// loads, and bank conflicts are what limits them:
+//   K: lane (g, t) reads chunk 4i + t (8 dims) of tokens g and g + 8. Which dims stand for which k is free, if Q
+//      does the same; a chunk feeds two products. Rows 2n and 2n + 1 are read together and lie in the same
+//      banks, so odd rows read chunks 4(i + 1) + t first, and registers are swapped: no conflicts.
+//   V: lane (g, t) reads chunks g and 8 + (g ^ 4) of tokens 2t, 2t + 1, 2t + 8, 2t + 9 and pairs tokens with byte
+//      permutes: fragment row g of product j is dim 8g + j. Odd t read the second chunk first: two-way
+//      conflicts where they would be four-way.
 #pragma once
 
 #include "cuda/sync.cuh"
@@ -19,233 +27,366 @@
 
 namespace capillary::tree_decode {
 
-// Rows g and g + 8 of an item's query, chunk 4i + t.
+// A quad row and a place in it. Made once and handed on: reading the thread's number again and again costs more
+// than the two registers.
+struct NarrowLane {
+  uint32_t g, t;
+};
+
+// Rows that begin in the same bank.
+template <class Tr>
+inline constexpr bool kAlignedRows = Tr::kRowBytes % 128 == 0;
+
+// The lane's chunk of 8 dims in a half (64 dims).
+template <class Tr>
+__device__ __forceinline__ uint32_t narrow_chunk(NarrowLane lane, int half) {
+  const bool second = kAlignedRows<Tr> && half % 2 == 1;
+  return 8u * static_cast<uint32_t>(half) + (second ? lane.g ^ 4u : lane.g);
+}
+
+__device__ __forceinline__ void swap_if(bool swaps, uint4& a, uint4& b) {
+  const uint4 c = swaps ? b : a;
+  b = swaps ? a : b;
+  a = c;
+}
+
+// Chunks 4i + t of the eight query rows of a block, lane (g, t) row g's.
 template <class Tr>
 struct NarrowQuery {
-  // From head_dim 192 on they do not fit beside the output and are read again for each tile (from L1).
-  static constexpr bool kKept = Tr::kHalves <= 2;
-  uint4 kept[kKept ? Tr::kChunkSteps : 1][2];
-  const uint4* g_row[2];  // null: no such row
-  __device__ __forceinline__ uint4 load(int i, int r, uint32_t t) const {
-    const uint32_t chunk = 4u * static_cast<uint32_t>(i) + t;
-    if (g_row[r] == nullptr || chunk >= Tr::kChunks) return uint4{0, 0, 0, 0};
-    return ptx::ld_global_nc(g_row[r] + chunk);
-  }
-  __device__ __forceinline__ uint4 get(int i, int r, uint32_t t) const {
-    if constexpr (kKept) return kept[i][r];
-    return load(i, r, t);
-  }
-  __device__ __forceinline__ void start(const WorkItem& item, const JobRows& rows) {
-    const uint32_t lane = threadIdx.x & 31u, g = lane >> 2, t = lane & 3u;
+  uint4 chunks[Tr::kChunkSteps];
+  __device__ __forceinline__ void load(NarrowLane lane, const uint4* g_row) {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const uint32_t row = g + static_cast<uint32_t>(r) * 8;
-      g_row[r] = row < item.num_rows
-                     ? reinterpret_cast<const uint4*>(rows.q<typename Tr::T>(item.row_begin + row))
-                     : nullptr;
-      if constexpr (kKept)
-#pragma unroll
-        for (int i = 0; i < Tr::kChunkSteps; ++i) kept[i][r] = load(i, r, t);
+    for (int i = 0; i < Tr::kChunkSteps; ++i) {
+      const uint32_t chunk = 4u * static_cast<uint32_t>(i) + lane.t;
+      const bool real = g_row != nullptr && (Tr::kChunks % 4 == 0 || chunk < Tr::kChunks);
+      chunks[i] = real ? ptx::ld_global_nc(g_row + chunk) : uint4{0, 0, 0, 0};
     }
   }
 };
 
+// Where the lane's query row of a block is; null: the item has none.
 template <class Tr>
+__device__ __forceinline__ const uint4* query_row(NarrowLane lane, uint32_t block,
+                                                  const WorkItem& item, const JobRows& rows) {
+  const uint32_t row = 8 * block + lane.g;
+  if (row >= item.num_rows) return nullptr;
+  return reinterpret_cast<const uint4*>(rows.q<typename Tr::T>(item.row_begin + row));
+}
+
+// Asks for a query row into L1, for the next item, which would otherwise wait for it. In registers it would crowd
+// out the item in hand.
+template <class Tr>
+__device__ __forceinline__ void prefetch_query(NarrowLane lane, const uint4* g_row) {
+  constexpr uint32_t kLines = (Tr::kRowBytes + 127) / 128;
+  if (g_row != nullptr && lane.t < kLines) ptx::prefetch_l1(g_row + lane.t * 8);
+}
+
+// The partial of 8 * kBlocks rows. Lane (g, t) has rows 8 * block + 2t + column.
+template <class Tr, int kBlocks>
 struct NarrowState {
-  NarrowQuery<Tr> q;
-  float o[Tr::kHalves][8]
-         [4];    // [u][j]: rows g (0, 1) and g + 8 (2, 3), columns 2t (0, 2), 2t + 1 (1, 3)
-  float max[2];  // base 2, of rows g and g + 8
-  float sum[2];  // this lane's share
+  static constexpr int kPairs = Tr::kHalves / 2;  // of 64-dim blocks, which share eight products
+  static constexpr int kProducts = Tr::kDim / 16;
+  float o[kBlocks][kProducts][4];
+  float max[kBlocks][2];  // base 2
+  float sum[kBlocks][2];  // this lane's share
+  // Dim 8 * narrow_chunk(half) + j.
+  __device__ __forceinline__ float& at(int block, int half, int j, int column) {
+    return half < 2 * kPairs ? o[block][8 * (half / 2) + j][2 * (half & 1) + column]
+                             : o[block][8 * kPairs + (j & 3)][2 * (j >> 2) + column];
+  }
 };
 
-template <class Tr>
-__device__ __forceinline__ void narrow_begin(const WorkItem& item, Storage<Tr>& storage,
-                                             NarrowState<Tr>& state) {
-  const uint32_t lane = threadIdx.x & 31u, g = lane >> 2, t = lane & 3u;
+template <class Tr, int kBlocks>
+__device__ __forceinline__ void narrow_begin(NarrowLane lane, const WorkItem& item,
+                                             Storage<Tr>& storage,
+                                             NarrowState<Tr, kBlocks>& state) {
 #pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const uint32_t row = g + static_cast<uint32_t>(r) * 8;
-    const bool real = row < item.num_rows;
-    state.max[r] = -INFINITY;
-    state.sum[r] = 0.0f;
-    const bool resumed = item.init_slot != kNoSlot && real;
-    if (resumed) {
-      const float2 saved = storage.slot_state[item.init_slot + row];
-      state.max[r] = saved.x;
-      state.sum[r] = t == 0 ? saved.y : 0.0f;
+  for (int block = 0; block < kBlocks; ++block)
+#pragma unroll
+    for (int column = 0; column < 2; ++column) {
+      state.max[block][column] = -INFINITY;
+      state.sum[block][column] = 0.0f;
+#pragma unroll
+      for (int half = 0; half < Tr::kHalves; ++half)
+#pragma unroll
+        for (int j = 0; j < 8; ++j) state.at(block, half, j, column) = 0.0f;
     }
+  if (item.init_slot == kNoSlot) return;
 #pragma unroll
-    for (int u = 0; u < Tr::kHalves; ++u)
+  for (int block = 0; block < kBlocks; ++block)
 #pragma unroll
-      for (int column = 0; column < 2; ++column)
+    for (int column = 0; column < 2; ++column) {
+      // Rows that the item has not repeat its last: nobody looks at them, and the warp stays together.
+      const uint32_t row = min(8u * block + 2u * lane.t + column, item.num_rows - 1u);
+      const int slot = item.init_slot + static_cast<int>(row);
+      const float2 saved = storage.slot_state[slot];
+      state.max[block][column] = saved.x;
+      state.sum[block][column] = lane.g == 0 ? saved.y : 0.0f;
+#pragma unroll
+      for (int half = 0; half < Tr::kHalves; ++half)
 #pragma unroll
         for (int j = 0; j < 8; j += 4) {
-          float4 value{0, 0, 0, 0};
-          if (resumed)
-            value = *reinterpret_cast<const float4*>(
-                slot_at(storage, item.init_slot + static_cast<int>(row),
-                        64 * u + 16 * static_cast<int>(t) + 8 * column + j));
-          state.o[u][j + 0][2 * r + column] = value.x;
-          state.o[u][j + 1][2 * r + column] = value.y;
-          state.o[u][j + 2][2 * r + column] = value.z;
-          state.o[u][j + 3][2 * r + column] = value.w;
+          const float4 value = *reinterpret_cast<const float4*>(
+              slot_at(storage, slot, 8 * static_cast<int>(narrow_chunk<Tr>(lane, half)) + j));
+          state.at(block, half, j + 0, column) = value.x;
+          state.at(block, half, j + 1, column) = value.y;
+          state.at(block, half, j + 2, column) = value.z;
+          state.at(block, half, j + 3, column) = value.w;
         }
-  }
+    }
 }
 
-// scores[b][..]: rows g (0, 1), g + 8 (2, 3) x tokens 8b + 2t, 8b + 2t + 1.
-template <class Tr>
-__device__ __forceinline__ void narrow_scores(const unsigned char* s_k,
-                                              const NarrowState<Tr>& state, float (&scores)[2][4]) {
-  const uint32_t lane = threadIdx.x & 31u, g = lane >> 2, t = lane & 3u;
+// scores[block]: tokens of fragment rows g (0, 1) and g + 8 (2, 3) x rows 2t, 2t + 1.
+template <class Tr, int kBlocks>
+__device__ __forceinline__ void narrow_scores(NarrowLane lane, const unsigned char* s_k,
+                                              const NarrowQuery<Tr> (&query)[kBlocks],
+                                              float (&scores)[kBlocks][4]) {
+  const unsigned char* s_row = s_k + lane.g * Tr::kRowBytes + lane.t * 16;
+  // Two chains of products for one block of rows; two blocks are two chains already.
+  float other[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
-  for (int b = 0; b < 2; ++b)
+  for (int block = 0; block < kBlocks; ++block)
 #pragma unroll
-    for (int c = 0; c < 4; ++c) scores[b][c] = 0.0f;
+    for (int c = 0; c < 4; ++c) scores[block][c] = 0.0f;
+  constexpr bool kSwaps = kAlignedRows<Tr> && Tr::kChunkSteps % 2 == 0;
+  const bool odd = kSwaps && (lane.g & 1u) != 0;
+  uint4 lows[2], highs[2];  // of two steps
 #pragma unroll
   for (int i = 0; i < Tr::kChunkSteps; ++i) {
-    const uint32_t chunk = 4u * static_cast<uint32_t>(i) + t;
-    const uint4 top = state.q.get(i, 0, t), bottom = state.q.get(i, 1, t);
+    if (!kSwaps || i % 2 == 0) {
 #pragma unroll
-    for (int b = 0; b < 2; ++b) {
-      uint4 k{0, 0, 0, 0};
-      if (Tr::kChunks % 4 == 0 || chunk < Tr::kChunks)
-        k = *reinterpret_cast<const uint4*>(
-            s_k + (8u * static_cast<uint32_t>(b) + g) * Tr::kRowBytes + chunk * 16);
-      ptx::mma_m16n8k16<typename Tr::T>(scores[b], top.x, bottom.x, top.y, bottom.y, k.x, k.y);
-      ptx::mma_m16n8k16<typename Tr::T>(scores[b], top.z, bottom.z, top.w, bottom.w, k.z, k.w);
+      for (int step = 0; step < (kSwaps ? 2 : 1); ++step) {
+        lows[step] = highs[step] = uint4{0, 0, 0, 0};
+        if (Tr::kChunks % 4 != 0 && 4u * static_cast<uint32_t>(i) + lane.t >= Tr::kChunks) continue;
+        const unsigned char* s_chunk = s_row + (i + (odd ? 1 - step : step)) * 64;
+        lows[step] = *reinterpret_cast<const uint4*>(s_chunk);
+        highs[step] = *reinterpret_cast<const uint4*>(s_chunk + 8 * Tr::kRowBytes);
+      }
+      swap_if(odd, lows[0], lows[1]);
+      swap_if(odd, highs[0], highs[1]);
+    }
+    const uint4 low = lows[kSwaps ? i % 2 : 0], high = highs[kSwaps ? i % 2 : 0];
+    const uint4 q = query[0].chunks[i];
+    ptx::mma_m16n8k16<typename Tr::T>(scores[0], low.x, high.x, low.y, high.y, q.x, q.y);
+    ptx::mma_m16n8k16<typename Tr::T>(kBlocks == 1 ? other : scores[0], low.z, high.z, low.w,
+                                      high.w, q.z, q.w);
+    if constexpr (kBlocks == 2) {
+      const uint4 p = query[1].chunks[i];
+      ptx::mma_m16n8k16<typename Tr::T>(scores[1], low.x, high.x, low.y, high.y, p.x, p.y);
+      ptx::mma_m16n8k16<typename Tr::T>(scores[1], low.z, high.z, low.w, high.w, p.z, p.w);
     }
   }
+  if constexpr (kBlocks == 1)
+#pragma unroll
+    for (int c = 0; c < 4; ++c) scores[0][c] += other[c];
 }
 
-// Scores -> probabilities against the running maximum; rescales what was there. Returns them packed as the
-// left operand of the next product.
-template <class Tr>
-__device__ __forceinline__ void narrow_softmax(float (&scores)[2][4], int32_t valid,
-                                               float scale_log2, NarrowState<Tr>& state,
-                                               uint32_t (&p)[4]) {
-  const uint32_t t = threadIdx.x & 3u;
+// Scores -> probabilities against the running maximum; rescales what was there. Returns them as the right
+// operand of the next product: p[block][h] has k = 2t, 2t + 1 (+ 8h) of row g.
+template <class Tr, int kBlocks>
+__device__ __forceinline__ void narrow_softmax(NarrowLane lane, float (&scores)[kBlocks][4],
+                                               int32_t valid, float scale_log2,
+                                               NarrowState<Tr, kBlocks>& state,
+                                               uint32_t (&p)[kBlocks][2]) {
+  const auto token = static_cast<int32_t>(lane.g);
+  float correction[kBlocks][2];
+  bool rescales = false;
 #pragma unroll
-  for (int b = 0; b < 2; ++b)
+  for (int block = 0; block < kBlocks; ++block) {
 #pragma unroll
-    for (int c = 0; c < 4; ++c) {
-      const int32_t token = 8 * b + 2 * static_cast<int32_t>(t) + (c & 1);
+    for (int c = 0; c < 4; ++c)
       // A select, not an addition: the key of a token past the end may be NaN.
-      scores[b][c] = token < valid ? scores[b][c] * scale_log2 : -INFINITY;
+      scores[block][c] = token + 8 * (c >> 1) < valid ? scores[block][c] * scale_log2 : -INFINITY;
+#pragma unroll
+    for (int column = 0; column < 2; ++column) {
+      float& low = scores[block][column];
+      float& high = scores[block][2 + column];
+      float top = fmaxf(low, high);
+#pragma unroll
+      for (int offset = 4; offset < 32; offset *= 2)
+        top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, offset));
+      float& max = state.max[block][column];
+      const float fresh = fmaxf(max, top);
+      const float base = fresh == -INFINITY ? 0.0f : fresh;  // all -inf: no (-inf) - (-inf)
+      correction[block][column] = ptx::ex2_approx(max - base);
+      rescales |= fresh != max;
+      max = fresh;
+      low = ptx::ex2_approx(low - base);
+      high = ptx::ex2_approx(high - base);
+      float& sum = state.sum[block][column];
+      sum = sum * correction[block][column] + low + high;
     }
-  float correction[2];
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    float top = fmaxf(fmaxf(scores[0][2 * r], scores[0][2 * r + 1]),
-                      fmaxf(scores[1][2 * r], scores[1][2 * r + 1]));
-    top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
-    top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
-    const float fresh = fmaxf(state.max[r], top);
-    const float base = fresh == -INFINITY ? 0.0f : fresh;  // all scores -inf: no (-inf) - (-inf)
-    correction[r] = ptx::ex2_approx(state.max[r] - base);
-    state.max[r] = fresh;
-    float sum = 0.0f;
-#pragma unroll
-    for (int b = 0; b < 2; ++b)
-#pragma unroll
-      for (int c = 0; c < 2; ++c) {
-        scores[b][2 * r + c] = ptx::ex2_approx(scores[b][2 * r + c] - base);
-        sum += scores[b][2 * r + c];
-      }
-    state.sum[r] = state.sum[r] * correction[r] + sum;
+    p[block][0] = ptx::movmatrix_trans(pack2<typename Tr::T>(scores[block][0], scores[block][1]));
+    p[block][1] = ptx::movmatrix_trans(pack2<typename Tr::T>(scores[block][2], scores[block][3]));
   }
-  if (__any_sync(0xffffffffu, correction[0] != 1.0f || correction[1] != 1.0f)) {
+  if (!__any_sync(0xffffffffu, rescales)) return;
 #pragma unroll
-    for (int u = 0; u < Tr::kHalves; ++u)
+  for (int block = 0; block < kBlocks; ++block)
 #pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        state.o[u][j][0] *= correction[0];
-        state.o[u][j][1] *= correction[0];
-        state.o[u][j][2] *= correction[1];
-        state.o[u][j][3] *= correction[1];
-      }
-  }
-  p[0] = pack2<typename Tr::T>(scores[0][0], scores[0][1]);
-  p[1] = pack2<typename Tr::T>(scores[0][2], scores[0][3]);
-  p[2] = pack2<typename Tr::T>(scores[1][0], scores[1][1]);
-  p[3] = pack2<typename Tr::T>(scores[1][2], scores[1][3]);
+    for (int product = 0; product < NarrowState<Tr, kBlocks>::kProducts; ++product)
+#pragma unroll
+      for (int c = 0; c < 4; ++c) state.o[block][product][c] *= correction[block][c & 1];
 }
 
+// The lane's chunk of one of the halves, of the tokens of k = 2t, 2t + 1, 2t + 8, 2t + 9.
 template <class Tr, bool kPartial>
-__device__ __forceinline__ void narrow_output(const unsigned char* s_v, int32_t valid,
-                                              const uint32_t (&p)[4], NarrowState<Tr>& state) {
-  const uint32_t lane = threadIdx.x & 31u, g = lane >> 2, t = lane & 3u;
+__device__ __forceinline__ uint4 narrow_value(NarrowLane lane, const unsigned char* s_v,
+                                              int32_t valid, int i, uint32_t chunk) {
+  const uint32_t token = 2 * lane.t + (static_cast<uint32_t>(i) & 1u) + (i >= 2 ? 8u : 0u);
+  // Rows past the end are whatever was there before, possibly NaN, and 0 * NaN is NaN.
+  const bool real = (!kPartial || static_cast<int32_t>(token) < valid) &&
+                    (Tr::kChunks % 8 == 0 || chunk < Tr::kChunks);
+  if (!real) return uint4{0, 0, 0, 0};
+  return *reinterpret_cast<const uint4*>(s_v + token * Tr::kRowBytes + chunk * 16);
+}
+
+template <class Tr, int kBlocks, bool kPartial>
+__device__ __forceinline__ void narrow_output(NarrowLane lane, const unsigned char* s_v,
+                                              int32_t valid, const uint32_t (&p)[kBlocks][2],
+                                              NarrowState<Tr, kBlocks>& state) {
+  constexpr int kPairs = NarrowState<Tr, kBlocks>::kPairs;
+  // Dim j of a chunk: the low or high halves of two tokens' words.
+  const auto pair = [](const uint4& a, const uint4& b, int j) {
+    const uint32_t from_a = j / 2 == 0 ? a.x : j / 2 == 1 ? a.y : j / 2 == 2 ? a.z : a.w;
+    const uint32_t from_b = j / 2 == 0 ? b.x : j / 2 == 1 ? b.y : j / 2 == 2 ? b.z : b.w;
+    return __byte_perm(from_a, from_b, (j & 1) ? 0x7632u : 0x5410u);
+  };
+  const auto add = [&](int product, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3) {
 #pragma unroll
-  for (int u = 0; u < Tr::kHalves; ++u) {
-    const uint32_t chunk = g + 8u * static_cast<uint32_t>(u);
-    uint32_t v[4][4];
+    for (int block = 0; block < kBlocks; ++block)
+      ptx::mma_m16n8k16<typename Tr::T>(state.o[block][product], a0, a1, a2, a3, p[block][0],
+                                        p[block][1]);
+  };
+  const bool odd = kAlignedRows<Tr> && (lane.t & 1u) != 0;
+#pragma unroll
+  for (int w = 0; w < kPairs; ++w) {
+    const uint32_t chunk[2] = {narrow_chunk<Tr>(lane, 2 * w), narrow_chunk<Tr>(lane, 2 * w + 1)};
+    uint4 v[2][4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const uint32_t token = 2 * t + (static_cast<uint32_t>(i) & 1u) + (i >= 2 ? 8u : 0u);
-      uint4 value{0, 0, 0, 0};
-      // Rows past the end are whatever was there before, possibly NaN, and 0 * NaN is NaN.
-      const bool real = (!kPartial || static_cast<int32_t>(token) < valid) &&
-                        (Tr::kChunks % 8 == 0 || chunk < Tr::kChunks);
-      if (real) value = *reinterpret_cast<const uint4*>(s_v + token * Tr::kRowBytes + chunk * 16);
-      v[i][0] = value.x, v[i][1] = value.y, v[i][2] = value.z, v[i][3] = value.w;
+      v[0][i] = narrow_value<Tr, kPartial>(lane, s_v, valid, i, chunk[odd ? 1 : 0]);
+      v[1][i] = narrow_value<Tr, kPartial>(lane, s_v, valid, i, chunk[odd ? 0 : 1]);
+      swap_if(odd, v[0][i], v[1][i]);
     }
 #pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      const uint32_t select = (j & 1) ? 0x7632u : 0x5410u;  // high or low halves of the two tokens
-      ptx::mma_m16n8k16<typename Tr::T>(state.o[u][j], p[0], p[1], p[2], p[3],
-                                        __byte_perm(v[0][j / 2], v[1][j / 2], select),
-                                        __byte_perm(v[2][j / 2], v[3][j / 2], select));
-    }
+    for (int j = 0; j < 8; ++j)
+      add(8 * w + j, pair(v[0][0], v[0][1], j), pair(v[1][0], v[1][1], j),
+          pair(v[0][2], v[0][3], j), pair(v[1][2], v[1][3], j));
+  }
+  if constexpr (Tr::kHalves % 2 != 0) {
+    uint4 v[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      v[i] = narrow_value<Tr, kPartial>(lane, s_v, valid, i, narrow_chunk<Tr>(lane, 2 * kPairs));
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+      add(8 * kPairs + j, pair(v[0], v[1], j), pair(v[0], v[1], j + 4), pair(v[2], v[3], j),
+          pair(v[2], v[3], j + 4));
   }
 }
 
-template <class Tr>
-__device__ __forceinline__ void narrow_end(const WorkItem& item, const JobRows& rows,
-                                           Storage<Tr>& storage, SlotGate& gate,
-                                           NarrowState<Tr>& state) {
-  const uint32_t lane = threadIdx.x & 31u, g = lane >> 2, t = lane & 3u;
-  if (item.destination == Destination::kSlot) gate.pass();
+template <class Tr, int kBlocks>
+__device__ __forceinline__ void narrow_end(NarrowLane lane, const WorkItem& item,
+                                           const JobRows& rows, Storage<Tr>& storage,
+                                           SlotGate& gate, NarrowState<Tr, kBlocks>& state) {
+  const bool to_slot = item.destination == Destination::kSlot;
+  if (to_slot) gate.pass();
 #pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    float sum = state.sum[r];
-    sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-    sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-    const uint32_t row = g + static_cast<uint32_t>(r) * 8;
-    if (row >= item.num_rows) continue;
-    if (item.destination == Destination::kSlot) {
-      const int slot = item.dest_slot + static_cast<int>(row);
-      if (t == 0) storage.slot_state[slot] = {state.max[r], sum};
+  for (int block = 0; block < kBlocks; ++block)
 #pragma unroll
-      for (int u = 0; u < Tr::kHalves; ++u)
+    for (int column = 0; column < 2; ++column) {
+      float sum = state.sum[block][column];
 #pragma unroll
-        for (int column = 0; column < 2; ++column)
+      for (int offset = 4; offset < 32; offset *= 2)
+        sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+      const uint32_t row = 8u * block + 2u * lane.t + column;
+      if (row >= item.num_rows) continue;
+      if (to_slot) {
+        const int slot = item.dest_slot + static_cast<int>(row);
+        if (lane.g == 0) storage.slot_state[slot] = {state.max[block][column], sum};
+#pragma unroll
+        for (int half = 0; half < Tr::kHalves; ++half)
 #pragma unroll
           for (int j = 0; j < 8; j += 4)
             *reinterpret_cast<float4*>(
-                slot_at(storage, slot, 64 * u + 16 * static_cast<int>(t) + 8 * column + j)) = {
-                state.o[u][j][2 * r + column], state.o[u][j + 1][2 * r + column],
-                state.o[u][j + 2][2 * r + column], state.o[u][j + 3][2 * r + column]};
-    } else {
-      const float inverse = sum > 0.0f ? 1.0f / sum : 0.0f;
+                slot_at(storage, slot, 8 * static_cast<int>(narrow_chunk<Tr>(lane, half)) + j)) = {
+                state.at(block, half, j, column), state.at(block, half, j + 1, column),
+                state.at(block, half, j + 2, column), state.at(block, half, j + 3, column)};
+        continue;
+      }
+      const float inverse = normaliser(sum);
       typename Tr::T* out = rows.out<typename Tr::T>(item.row_begin + row);
 #pragma unroll
-      for (int u = 0; u < Tr::kHalves; ++u)
+      for (int half = 0; half < Tr::kHalves; ++half) {
+        const int dim = 8 * static_cast<int>(narrow_chunk<Tr>(lane, half));
+        if (Tr::kHeadDim % 64 != 0 && dim >= Tr::kHeadDim) continue;
+        uint32_t packed[4];
 #pragma unroll
-        for (int column = 0; column < 2; ++column) {
-          const int dim = 64 * u + 16 * static_cast<int>(t) + 8 * column;
-          if (Tr::kHeadDim % 64 != 0 && dim >= Tr::kHeadDim) continue;
-          uint4 packed;
-          const int c = 2 * r + column;
-          packed.x = pack2<typename Tr::T>(state.o[u][0][c] * inverse, state.o[u][1][c] * inverse);
-          packed.y = pack2<typename Tr::T>(state.o[u][2][c] * inverse, state.o[u][3][c] * inverse);
-          packed.z = pack2<typename Tr::T>(state.o[u][4][c] * inverse, state.o[u][5][c] * inverse);
-          packed.w = pack2<typename Tr::T>(state.o[u][6][c] * inverse, state.o[u][7][c] * inverse);
-          *reinterpret_cast<uint4*>(out + dim) = packed;
-        }
-      if (t == 0) rows.write_lse(item.row_begin + row, state.max[r], sum);
+        for (int j = 0; j < 8; j += 2)
+          packed[j / 2] = pack2<typename Tr::T>(state.at(block, half, j, column) * inverse,
+                                                state.at(block, half, j + 1, column) * inverse);
+        *reinterpret_cast<uint4*>(out + dim) = {packed[0], packed[1], packed[2], packed[3]};
+      }
+      if (lane.g == 0) rows.write_lse(item.row_begin + row, state.max[block][column], sum);
+    }
+}
+
+// Which of a stream's stages is next, and which use of it that is.
+template <class Tr>
+struct StreamTurn {
+  uint32_t stream, parities;
+  uint32_t turn = 0, flipped = 0;
+  __device__ __forceinline__ uint32_t stage() const { return stream + turn * Tr::kStreams; }
+  __device__ __forceinline__ uint32_t parity() const {
+    return ((parities >> stage()) & 1u) ^ flipped;
+  }
+  __device__ __forceinline__ void advance() {
+    if (++turn == Tr::kStagesPerStream) {
+      turn = 0;
+      flipped ^= 1u;
     }
   }
+};
+
+template <class Tr, int kBlocks>
+__device__ __forceinline__ void compute_narrow_item(const KernelArgs& args, Storage<Tr>& storage,
+                                                    NarrowLane lane, const WorkItem& item,
+                                                    const JobRows& rows, const uint4* g_query,
+                                                    StreamTurn<Tr>& turn, SlotGate& gate,
+                                                    Tracer& tracer) {
+  NarrowQuery<Tr> query[kBlocks];
+  query[0].load(lane, g_query);
+  const uint4* g_second = kBlocks == 2 ? query_row<Tr>(lane, 1, item, rows) : nullptr;
+  NarrowState<Tr, kBlocks> state;
+  narrow_begin(lane, item, storage, state);
+  for (uint32_t left = item.num_tiles; left > 0; --left) {
+    const uint32_t stage = turn.stage(), parity = turn.parity();
+    const unsigned char* s_k = storage.ring + stage * Tr::kStageBytes;
+    float scores[kBlocks][4];
+    uint32_t p[kBlocks][2];
+    // Not kept beside the output of 16 rows: read again for each tile, from L1.
+    if constexpr (kBlocks == 2) query[1].load(lane, g_second);
+    tracer.begin_wait();
+    wait_cta(storage.k_full, stage, parity, Wait::kKFull);
+    tracer.end_wait();
+    const auto valid = static_cast<int32_t>(storage.stage_tokens[stage]);
+    narrow_scores<Tr, kBlocks>(lane, s_k, query, scores);
+    narrow_softmax<Tr, kBlocks>(lane, scores, valid, args.scale_log2, state, p);
+    tracer.begin_wait();
+    wait_cta(storage.v_full, stage, parity, Wait::kVFull);
+    tracer.end_wait();
+    const unsigned char* s_v = s_k + Tr::kHalfTileBytes;
+    if (valid == kTileTokens)
+      narrow_output<Tr, kBlocks, false>(lane, s_v, valid, p, state);
+    else
+      narrow_output<Tr, kBlocks, true>(lane, s_v, valid, p, state);
+    __syncwarp();
+    // This warp alone used the stage: all eight arrivals.
+    if (lane.g == 0 && lane.t == 0)
+      ptx::mbarrier_arrive_release_cta(storage.stage_empty + stage, Tr::kConsumerWarps);
+    turn.advance();
+  }
+  narrow_end(lane, item, rows, storage, gate, state);
 }
 
 // One warp's stream of a narrow phase.
@@ -254,51 +395,29 @@ __device__ void compute_narrow_stream(const KernelArgs& args, Storage<Tr>& stora
                                       const Program& program, const Phase& phase,
                                       const JobRows& rows, uint32_t parities, SlotGate& gate,
                                       Tracer& tracer) {
-  const uint32_t stream = threadIdx.x / 32;
+  const uint32_t thread = ptx::thread_index();
+  const uint32_t stream = thread / 32;
   if (stream >= Tr::kStreams) return;
+  const NarrowLane lane{thread % 32 / 4, thread % 4};
   uint32_t index = phase.item_begin;
   for (uint32_t other = 0; other < stream; ++other) index += phase.stream_items[other];
   const uint32_t end = index + phase.stream_items[stream];
-  uint32_t turn = 0, flipped = 0;
-  // The query of the item after the one in hand: short items would otherwise wait for theirs each time.
-  NarrowQuery<Tr> next;
-  if (index < end) next.start(program.items[index], rows);
+  if (index == end) return;
+  StreamTurn<Tr> turn{stream, parities};
+  // Where the next item's query is, is looked up one ahead: a short item would wait for its own.
+  const uint4* g_next = query_row<Tr>(lane, 0, program.items[index], rows);
   for (; index < end; ++index) {
-    const WorkItem& item = program.items[index];
+    const WorkItem item = program.items[index];
+    const uint4* g_query = g_next;
     tracer.mark(TraceEvent::kItem, item.num_tiles);
-    NarrowState<Tr> state;
-    state.q = next;
-    if (index + 1 < end) next.start(program.items[index + 1], rows);
-    narrow_begin(item, storage, state);
-    for (uint32_t tile = 0; tile < item.num_tiles; ++tile) {
-      const uint32_t stage = stream + turn * Tr::kStreams;
-      const uint32_t parity = ((parities >> stage) & 1u) ^ flipped;
-      const unsigned char* s_k = storage.ring + stage * Tr::kStageBytes;
-      float scores[2][4];
-      uint32_t p[4];
-      tracer.begin_wait();
-      wait_cta(storage.k_full, stage, parity, Wait::kKFull);
-      tracer.end_wait();
-      const auto valid = static_cast<int32_t>(storage.stage_tokens[stage]);
-      narrow_scores<Tr>(s_k, state, scores);
-      narrow_softmax<Tr>(scores, valid, args.scale_log2, state, p);
-      tracer.begin_wait();
-      wait_cta(storage.v_full, stage, parity, Wait::kVFull);
-      tracer.end_wait();
-      if (valid == kTileTokens)
-        narrow_output<Tr, false>(s_k + Tr::kHalfTileBytes, valid, p, state);
-      else
-        narrow_output<Tr, true>(s_k + Tr::kHalfTileBytes, valid, p, state);
-      __syncwarp();
-      // This warp alone used the stage: all eight arrivals.
-      if ((threadIdx.x & 31u) == 0)
-        ptx::mbarrier_arrive_release_cta(storage.stage_empty + stage, Tr::kConsumerWarps);
-      if (++turn == Tr::kStagesPerStream) {
-        turn = 0;
-        flipped ^= 1u;
-      }
+    if (index + 1 < end) {
+      g_next = query_row<Tr>(lane, 0, program.items[index + 1], rows);
+      prefetch_query<Tr>(lane, g_next);
     }
-    narrow_end(item, rows, storage, gate, state);
+    if (item.num_rows <= 8)
+      compute_narrow_item<Tr, 1>(args, storage, lane, item, rows, g_query, turn, gate, tracer);
+    else
+      compute_narrow_item<Tr, 2>(args, storage, lane, item, rows, g_query, turn, gate, tracer);
     // The stream's next item may start from the slots that this one has left, with other lanes a row.
     __syncwarp();
   }

@@ -81,7 +81,7 @@ __device__ __forceinline__ void clear_piece(RowPiece<Tr>& piece) {
 template <class Tr>
 __device__ __forceinline__ void write_row(const JobRows& rows, uint32_t row, const RowState& state,
                                           const RowPiece<Tr>& piece) {
-  const float inverse = state.sum > 0.0f ? 1.0f / state.sum : 0.0f;
+  const float inverse = normaliser(state.sum);
   typename Tr::T* out = rows.out<typename Tr::T>(row);
 #pragma unroll
   for (int u = 0; u < RowPiece<Tr>::kCount; ++u) {

@@ -43,6 +43,12 @@ struct JobRows {
   }
 };
 
+// What the un-normalised output of a row is multiplied by. The plain division would call a routine for the sake of
+// sums that do not occur (below 2^-126 or above 2^126).
+__device__ __forceinline__ float normaliser(float sum) {
+  return sum > 0.0f ? __fdividef(1.0f, sum) : 0.0f;
+}
+
 template <class T>
 __device__ __forceinline__ uint32_t pack2(float low, float high);
 template <>

@@ -24,10 +24,10 @@ struct Traits {
   static constexpr int kSlots = kTable.num_slots;
   static constexpr int kWideStages = kStages / kWideTiles;
 
-  static constexpr int kRowBytes = kHeadDim * 2;                 // one K row, unswizzled
-  static constexpr int kHalfTileBytes = kTileTokens * kDim * 2;  // K (or V) room of one stage
+  static constexpr int kRowBytes = kHeadDim * 2;                           // one K row, unswizzled
+  static constexpr int kWideKBytes = kWideTiles * kTileTokens * kDim * 2;  // K room of a wide step
+  static constexpr int kHalfTileBytes = kTileTokens * kDim * 2;  // K (or V) room of one narrow tile
   static constexpr int kStageBytes = 2 * kHalfTileBytes;
-  static constexpr int kWideKBytes = kWideTiles * kHalfTileBytes;        // K room of a wide step
   static constexpr int kWideHalfBytes = kWideTiles * kTileTokens * 128;  // 64 tokens x 64 elements
 
   static constexpr int kConsumerThreads = 256;

@@ -28,11 +28,17 @@ struct WideState {
   float sum[2];  // this lane's share
 };
 
-// Shared-memory matrix descriptor (PTX ISA 9.7.15.5.1): 128-byte swizzle, 8-row groups 1024 bytes apart.
+// Shared-memory matrix descriptor (PTX ISA 9.7.15.5.1): 128-byte swizzle, 8-row groups 1024 bytes apart. Bytes are
+// added to it as multiples of 16. The address goes through a shuffle so that the compiler knows it for one value a
+// warp: descriptors then live in uniform registers, and the products of a step follow one another instead of
+// waiting for eight instructions each.
 __device__ __forceinline__ uint64_t swizzled_descriptor(const void* s_tile) {
-  const uint64_t address = ptx::smem_address(s_tile);
+  const uint32_t address = __shfl_sync(0xffffffffu, ptx::smem_address(s_tile), 0);
   return ((address & 0x3ffffu) >> 4) | (uint64_t{1024 >> 4} << 16) | (uint64_t{1024 >> 4} << 32) |
          (uint64_t{1} << 62);
+}
+constexpr uint64_t descriptor_offset(uint32_t bytes) {
+  return bytes >> 4;
 }
 
 template <class Tr>
@@ -120,7 +126,7 @@ template <class Tr>
 __device__ __forceinline__ void wide_softmax(float (&scores)[32], uint32_t valid, float scale_log2,
                                              WideState<Tr>& state, float (&correction)[2]) {
   const int t = static_cast<int>(threadIdx.x & 3u);
-  if (valid != kFullStep) {
+  if (valid != kFullStep) [[unlikely]] {
 #pragma unroll
     for (int j = 0; j < 8; ++j)
 #pragma unroll
@@ -155,8 +161,10 @@ __device__ __forceinline__ void wide_softmax(float (&scores)[32], uint32_t valid
   }
 }
 
+// Most steps find no new maximum.
 template <class Tr>
 __device__ __forceinline__ void wide_rescale(const float (&correction)[2], WideState<Tr>& state) {
+  if (!__any_sync(0xffffffffu, correction[0] != 1.0f || correction[1] != 1.0f)) return;
 #pragma unroll
   for (int h = 0; h < Tr::kWideHalves; ++h)
 #pragma unroll
@@ -193,12 +201,13 @@ __device__ __forceinline__ void wide_clear_v(unsigned char* s_v, uint32_t valid,
 template <class Tr>
 __device__ __forceinline__ void wide_issue_scores(const unsigned char* s_k,
                                                   const WideState<Tr>& state, float (&scores)[32]) {
+  const uint64_t keys = swizzled_descriptor(s_k);
   ptx::wgmma_fence();
 #pragma unroll
   for (int s = 0; s < Tr::kDim / 16; ++s)
     ptx::wgmma_m64n64k16<typename Tr::T, 0>(
         scores, state.q[s][0], state.q[s][1], state.q[s][2], state.q[s][3],
-        swizzled_descriptor(s_k + (s / 4) * Tr::kWideHalfBytes + (s % 4) * 32), s > 0);
+        keys + descriptor_offset((s / 4) * Tr::kWideHalfBytes + (s % 4) * 32), s > 0);
   ptx::wgmma_commit();
 }
 
@@ -215,6 +224,15 @@ template <class Tr>
 __device__ __forceinline__ void wide_issue_output(const unsigned char* s_v,
                                                   const uint32_t (&p)[4][4],
                                                   const WideRows<Tr>& mine, WideState<Tr>& state) {
+  uint64_t values[Tr::kWideHalves];
+#pragma unroll
+  for (int h = 0; h < Tr::kWideHalves; ++h)
+    values[h] =
+        Tr::kSplitColumns
+            ? swizzled_descriptor(s_v + mine.half(h) * Tr::kWideHalfBytes)
+            : (h == 0
+                   ? swizzled_descriptor(s_v)
+                   : values[0] + descriptor_offset(static_cast<uint32_t>(h) * Tr::kWideHalfBytes));
   ptx::wgmma_fence();
 #pragma unroll
   for (int ks = 0; ks < 4; ++ks)
@@ -222,7 +240,7 @@ __device__ __forceinline__ void wide_issue_output(const unsigned char* s_v,
     for (int h = 0; h < Tr::kWideHalves; ++h)
       ptx::wgmma_m64n64k16<typename Tr::T, 1>(
           state.o[h], p[ks][0], p[ks][1], p[ks][2], p[ks][3],
-          swizzled_descriptor(s_v + mine.half(h) * Tr::kWideHalfBytes + ks * kTileTokens * 128), 1);
+          values[h] + descriptor_offset(static_cast<uint32_t>(ks) * kTileTokens * 128), 1);
   ptx::wgmma_commit();
 }
 
@@ -319,7 +337,7 @@ __device__ __forceinline__ void wide_end(const WorkItem& item, const JobRows& ro
   for (int r = 0; r < 2; ++r) {
     const uint32_t row = mine.row(r);
     if (row >= item.num_rows) continue;
-    const float inverse = sum[r] > 0.0f ? 1.0f / sum[r] : 0.0f;
+    const float inverse = normaliser(sum[r]);
     typename Tr::T* out = rows.out<typename Tr::T>(item.row_begin + row);
 #pragma unroll
     for (int h = 0; h < Tr::kWideHalves; ++h)
@@ -332,12 +350,6 @@ __device__ __forceinline__ void wide_end(const WorkItem& item, const JobRows& ro
       }
     if (t == 0 && mine.owns_state()) rows.write_lse(item.row_begin + row, state.max[r], sum[r]);
   }
-}
-
-// ptxas (13.0) sinks the exponentials below the wait for the output, and then nothing overlaps. A branch that
-// depends on all of them, never taken, keeps them above it.
-__device__ __forceinline__ void softmax_before_wait(const float (&sum)[2]) {
-  if (__any_sync(0xffffffffu, sum[0] + sum[1] < 0.0f)) ptx::nanosleep(1);
 }
 
 // Where a step's four stages are, and which use of them it is.
@@ -401,16 +413,17 @@ __device__ __forceinline__ void wide_steps(const KernelArgs& args, Storage<Tr>& 
     next.wait(storage.k_full, parities, Wait::kKFull);
     tracer.end_wait();
     wide_issue_scores<Tr>(next.keys(storage), state, scores);
+    const uint32_t next_valid = next.valid(storage);
     tracer.begin_wait();
     step.wait(storage.v_full, parities, Wait::kVFull);
     tracer.end_wait();
-    if (valid != kFullStep) wide_clear_v<Tr>(step.values(storage), valid, barrier);
+    if (valid != kFullStep) [[unlikely]]
+      wide_clear_v<Tr>(step.values(storage), valid, barrier);
     wide_issue_output<Tr>(step.values(storage), p, mine, state);
     ptx::wgmma_wait<1>();
     pin(scores);
-    valid = next.valid(storage);
+    valid = next_valid;
     wide_softmax<Tr>(scores, valid, args.scale_log2, state, correction);
-    softmax_before_wait(state.sum);
     ptx::wgmma_wait<0>();
 #pragma unroll
     for (int h = 0; h < Tr::kWideHalves; ++h) pin(state.o[h]);
@@ -422,7 +435,8 @@ __device__ __forceinline__ void wide_steps(const KernelArgs& args, Storage<Tr>& 
   tracer.begin_wait();
   step.wait(storage.v_full, parities, Wait::kVFull);
   tracer.end_wait();
-  if (valid != kFullStep) wide_clear_v<Tr>(step.values(storage), valid, barrier);
+  if (valid != kFullStep) [[unlikely]]
+    wide_clear_v<Tr>(step.values(storage), valid, barrier);
   wide_issue_output<Tr>(step.values(storage), p, mine, state);
   ptx::wgmma_wait<0>();
 #pragma unroll
