@@ -74,7 +74,7 @@ TEST(ProfileJson, EveryFigureReachesTheProfile) {
       expect_change(changed);
     }
   }
-  EXPECT_EQ(figures, 3 + 13 + 2 * kNumClusterSizes);
+  EXPECT_EQ(figures, 3 + 14 + 2 * kNumClusterSizes);
 }
 
 TEST(ProfileJson, MissingFieldIsNamed) {
