@@ -44,10 +44,14 @@ RankTimes rank_times(const PlanView& plan, const CostModel& model, const RankWor
     times.compute_us += narrow_us;
     times.tiles_us += std::max(tiles_us, narrow_us);
   }
-  int64_t num_rows = 0, partial_rows = 0, split_rows = 0;
+  int64_t num_rows = 0, partial_rows = 0, split_rows = 0, own_rows = 0;
   int split_parts = 0;
   for (uint32_t i = 0; i < work.num_merges; ++i) {
     const Merge& merge = plan.merges()[work.merge_begin + i];
+    if (merge.destination == Destination::kSlot) {
+      own_rows += merge.num_rows;
+      continue;
+    }
     num_rows += merge.num_rows;
     partial_rows += int64_t{merge.num_rows} * merge.num_partials;
     if (merge.destination != Destination::kWorkspace) continue;
@@ -58,6 +62,7 @@ RankTimes rank_times(const PlanView& plan, const CostModel& model, const RankWor
   if (job.needs_exchange != 0)
     times.other_us +=
         model.exchange_us(num_rows * cluster_size, partial_rows * cluster_size, cluster_size);
+  times.other_us += model.own_merge_us(own_rows);
   times.other_us += model.split_us(split_rows, split_parts, 1);
   return times;
 }

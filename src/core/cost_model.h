@@ -24,6 +24,9 @@ inline constexpr int kMergeWarps = 8;
 // parts, 19 us with 30), which differed in cluster size too: an order of magnitude, not a measurement.
 inline constexpr double kPartUs = 0.13;
 
+// Gathering one row from up to eight slots of the CTA's own, a warp: counted (some 300 cycles), not measured.
+inline constexpr double kOwnMergeUs = 0.2;
+
 constexpr int tile_class(int32_t num_rows) {
   return num_rows <= kMaxNarrowRows ? 0 : num_rows <= 64 ? 1 : 2;
 }
@@ -111,6 +114,11 @@ class CostModel {
     return 2 * profile_.cluster_barrier_us +
            static_cast<double>(rounds(num_rows, cluster_size)) * 2 * profile_.dsm_latency_us +
            bytes / (profile_.dsm_load_gbps_per_cta[index] * 1e3);
+  }
+
+  // Merging partials that streams of one CTA left of the same rows, before the exchange.
+  double own_merge_us(int64_t num_rows) const {
+    return static_cast<double>(rounds(num_rows, 1)) * kOwnMergeUs;
   }
 
   // A job's rows that meet those of other jobs in the workspace: each is a round trip through L2 for the

@@ -263,20 +263,20 @@ Grouping::JobParts Grouping::job_parts(const GroupWork& work, int32_t num_jobs,
   if (ranks == 1) return parts;
   parts.tiles_us *= 1 + kRankSkew * std::countr_zero(static_cast<uint32_t>(cluster_size));
 
-  // Partials that meet. Narrow work is spread over a rank's streams, each with a partial of its own. Keys of
+  // Partials that meet, one a row and rank: what streams have of the same rows is merged before. Keys of
   // one query: where a run ends in the middle, or where runs are shorter than queries, everywhere. Shared
   // keys: every rank that has some of them holds partials of all rows.
   const double shared_ranks = static_cast<double>(work.shared_tiles) / all_tiles * ranks;
   const double own_ranks = ranks - shared_ranks;
   const double streams = std::clamp(all_tiles * share / kMinStreamPiece, 1.0,
                                     static_cast<double>(model_.num_streams()));
-  const double own_streams = group_size_ > kMaxNarrowRows ? 1.0 : streams;
-  double partial_rows = own_streams * own_ranks * group_size_;
+  double partial_rows = own_ranks * group_size_;
   if (work.num_queries > own_ranks)
-    partial_rows *= std::min(1.0, 2 * std::max(own_ranks / work.num_queries, 1 / own_streams));
+    partial_rows *= std::min(1.0, 2 * std::max(own_ranks / work.num_queries, 1 / streams));
   const int32_t num_rows = work.num_queries * group_size_;
-  if (work.shared_tiles > 0)
-    partial_rows += num_rows * (1 + shared_ranks * (num_rows > kMaxNarrowRows ? 1.0 : streams));
+  if (work.shared_tiles > 0) partial_rows += num_rows * (1 + shared_ranks);
+  // A rank first merges what its streams have of the same rows.
+  if (streams > 1 && num_rows <= kMaxNarrowRows) parts.other_us += model_.own_merge_us(num_rows);
   parts.other_us +=
       model_.exchange_us(num_rows, static_cast<int64_t>(partial_rows / num_jobs), cluster_size);
   if (num_jobs > 1) {

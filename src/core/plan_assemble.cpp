@@ -94,15 +94,27 @@ void PlanBuilder::place_job_merges(int32_t job, std::span<const std::pair<int32_
       if (partials[i].rank != partials[0].rank) return -1;
     return static_cast<int>(partials[0].rank);
   };
+  // Partials lie rank by rank; of those of one rank all but the first are merged into that before the exchange.
+  const auto rank_end = [&](const Merge& merge, uint32_t first) {
+    const Partial* partials = partials_scratch_.data() + merge.partial_begin;
+    uint32_t end = first + 1;
+    while (end < merge.num_partials && partials[end].rank == partials[first].rank) ++end;
+    return end;
+  };
   int64_t shared_rows = 0;
   const size_t job_index = static_cast<size_t>(first_job_ + job);
   JobCost& cost = job_costs_[job_index];
   for (const auto& [unused, merge] : merges) {
     cost.rows += merge.num_rows;
-    cost.partial_rows += static_cast<int64_t>(merge.num_rows) * merge.num_partials;
-    if (home(merge) >= 0) continue;
+    if (home(merge) >= 0) {
+      cost.partial_rows += static_cast<int64_t>(merge.num_rows) * merge.num_partials;
+      continue;
+    }
+    int64_t num_ranks = 0;
+    for (uint32_t i = 0; i < merge.num_partials; i = rank_end(merge, i)) ++num_ranks;
+    cost.partial_rows += merge.num_rows * num_ranks;
     shared_rows += merge.num_rows;
-    exchange_rows_ += static_cast<int64_t>(merge.num_rows) * (merge.num_partials - 1);
+    exchange_rows_ += merge.num_rows * (num_ranks - 1);
   }
   cost.exchange = shared_rows > 0;
   jobs_[job_index].needs_exchange = shared_rows > 0 ? 1 : 0;
@@ -112,6 +124,22 @@ void PlanBuilder::place_job_merges(int32_t job, std::span<const std::pair<int32_
         rank_works_[job_index * static_cast<size_t>(cluster_size_) + static_cast<size_t>(rank)];
     work.merge_begin = static_cast<uint32_t>(merges_.size());
     work.partial_begin = static_cast<uint32_t>(partials_.size());
+    for (const auto& [unused, merge] : merges) {
+      if (home(merge) >= 0) continue;
+      const Partial* partials = partials_scratch_.data() + merge.partial_begin;
+      for (uint32_t i = 0, end = 0; i < merge.num_partials; i = end) {
+        end = rank_end(merge, i);
+        if (partials[i].rank != rank || end - i < 2) continue;
+        Merge local{};
+        local.row_begin = merge.row_begin;
+        local.num_rows = merge.num_rows;
+        local.num_partials = static_cast<uint16_t>(end - i);
+        local.destination = Destination::kSlot;
+        local.partial_begin = static_cast<uint32_t>(partials_.size());
+        partials_.insert(partials_.end(), partials + i, partials + end);
+        merges_.push_back(local);
+      }
+    }
     const int64_t share_begin = shared_rows * rank / cluster_size_;
     const int64_t share_end = shared_rows * (rank + 1) / cluster_size_;
     int64_t row = 0;  // of the shared rows
@@ -130,10 +158,12 @@ void PlanBuilder::place_job_merges(int32_t job, std::span<const std::pair<int32_
       if (merge.destination == Destination::kWorkspace)
         placed.split_row = static_cast<uint16_t>(begin);
       placed.partial_begin = static_cast<uint32_t>(partials_.size());
-      for (uint32_t i = 0; i < merge.num_partials; ++i) {
+      for (uint32_t i = 0; i < merge.num_partials; i = owner < 0 ? rank_end(merge, i) : i + 1) {
         const Partial& partial = partials_scratch_[merge.partial_begin + i];
         partials_.push_back({partial.rank, static_cast<uint16_t>(partial.slot + begin)});
       }
+      placed.num_partials =
+          static_cast<uint16_t>(partials_.size() - static_cast<size_t>(placed.partial_begin));
       merges_.push_back(placed);
     }
     work.num_merges = static_cast<uint32_t>(merges_.size()) - work.merge_begin;

@@ -69,6 +69,9 @@ class PlanProof {
                   Slot* slots);
   void check_segments(uint32_t index, int32_t first_query, int32_t last_query);
   void check_segment(uint32_t index, const Segment& segment, int32_t last_query);
+  void check_partials(uint32_t index);
+  void check_merge_rows(uint32_t index, const Job& job);
+  void check_own_merges(const RankWork& work, const Job& job, uint32_t rank);
   void check_merge(uint32_t index, const Job& job, uint32_t rank, bool* exchanges);
   void deliver(uint32_t index, const Merge& merge, const Job& job, int32_t row,
                int32_t first_piece);

@@ -60,15 +60,28 @@ void PlanProof::check_jobs() {
     bool exchanges = false;
     for (uint32_t rank = 0; rank < static_cast<uint32_t>(h.cluster_size); ++rank)
       check_rank(index, rank);
+    uint32_t merge_begin = next_merge_;
+    for (uint32_t rank = 0; rank < static_cast<uint32_t>(h.cluster_size); ++rank) {
+      const RankWork& work =
+          plan_.rank_works()[index * static_cast<uint32_t>(h.cluster_size) + rank];
+      if (work.merge_begin != merge_begin || work.num_merges > h.num_merges - merge_begin)
+        fail(at("job", index), "has merges out of place", "take the merges in order, each once");
+      check_own_merges(work, job, rank);
+      merge_begin += work.num_merges;
+    }
     // Only now: a merge may read what any rank has left.
     for (uint32_t rank = 0; rank < static_cast<uint32_t>(h.cluster_size); ++rank) {
       const RankWork& work =
           plan_.rank_works()[index * static_cast<uint32_t>(h.cluster_size) + rank];
-      if (work.merge_begin != next_merge_ || work.num_merges > h.num_merges - next_merge_)
-        fail(at("job", index), "has merges out of place", "take the merges in order, each once");
       const uint32_t partial_begin = next_partial_;
-      for (uint32_t i = 0; i < work.num_merges; ++i)
-        check_merge(next_merge_++, job, rank, &exchanges);
+      for (uint32_t i = 0; i < work.num_merges; ++i) {
+        check_partials(next_merge_);
+        if (plan_.merges()[next_merge_].destination != Destination::kSlot)
+          check_merge(next_merge_, job, rank, &exchanges);
+        else if (i > 0 && plan_.merges()[next_merge_ - 1].destination != Destination::kSlot)
+          fail(at("merge", next_merge_), "of own slots comes late", "come before the exchange");
+        ++next_merge_;
+      }
       check_slice(at("job", index), "partials", work.partial_begin, work.num_partials,
                   partial_begin, next_partial_);
     }
@@ -304,17 +317,69 @@ void PlanProof::walk_path(int32_t query) {
   std::reverse(path_.begin(), path_.end());
 }
 
-void PlanProof::check_merge(uint32_t index, const Job& job, uint32_t rank, bool* exchanges) {
-  const PlanHeader& h = header();
+void PlanProof::check_partials(uint32_t index) {
+  const Merge& merge = plan_.merges()[index];
+  if (merge.partial_begin != next_partial_ ||
+      merge.num_partials > header().num_partials - next_partial_)
+    fail(at("merge", index), "has partials out of place", "take the partials in order, each once");
+  next_partial_ += merge.num_partials;
+}
+
+void PlanProof::check_merge_rows(uint32_t index, const Job& job) {
   const Merge& merge = plan_.merges()[index];
   const int32_t job_rows = job.num_queries * group_size_;
   if (merge.row_begin + merge.num_rows > job_rows)
     fail(at("merge", index), "has rows past its job's " + std::to_string(job_rows),
          "have rows of its job");
   if (merge.reserved != 0) fail(at("merge", index), "has reserved set", "leave it 0");
-  if (merge.partial_begin != next_partial_ || merge.num_partials > h.num_partials - next_partial_)
-    fail(at("merge", index), "has partials out of place", "take the partials in order, each once");
-  next_partial_ += merge.num_partials;
+}
+
+// A rank's merges of its own slots: the first of its merges.
+void PlanProof::check_own_merges(const RankWork& work, const Job& job, uint32_t rank) {
+  const PlanHeader& h = header();
+  Slot* slots = slots_.data() + static_cast<size_t>(rank) * static_cast<size_t>(h.max_slots);
+  for (uint32_t i = 0; i < work.num_merges; ++i) {
+    const uint32_t index = work.merge_begin + i;
+    const Merge& merge = plan_.merges()[index];
+    if (merge.destination != Destination::kSlot) return;
+    check_merge_rows(index, job);
+    if (merge.split != 0 || merge.split_part != 0 || merge.split_row != 0)
+      fail(at("merge", index), "goes to a slot and a split", "go to one of them");
+    if (merge.num_partials < 2 || merge.num_partials > h.num_partials ||
+        merge.partial_begin > h.num_partials - merge.num_partials)
+      fail(at("merge", index),
+           "of own slots has " + std::to_string(merge.num_partials) + " partials",
+           "have at least two of those there are");
+    const Partial* partials = plan_.partials() + merge.partial_begin;
+    for (uint32_t p = 0; p < merge.num_partials; ++p)
+      if (partials[p].rank != rank || partials[p].slot + merge.num_rows > h.max_slots)
+        fail(at("merge", index),
+             "of own slots reads slot " + std::to_string(partials[p].slot) + " of rank " +
+                 std::to_string(partials[p].rank),
+             "read slots of its own rank");
+    for (int32_t row = 0; row < merge.num_rows; ++row) {
+      Slot& into = slots[partials[0].slot + row];
+      for (uint32_t p = 0; p < merge.num_partials; ++p) {
+        Slot& from = slots[partials[p].slot + row];
+        if (from.row != merge.row_begin + row)
+          fail(at("merge", index),
+               "reads slot " + std::to_string(partials[p].slot + row) +
+                   ", which does not hold its row",
+               "read each partial of its rows once");
+        if (p == 0) continue;
+        for (int32_t link = from.chain; link != kNothing;
+             link = links_[static_cast<size_t>(link)].next)
+          into.chain = add_link(into.chain, links_[static_cast<size_t>(link)].value);
+        from.row = kNobody;
+      }
+    }
+  }
+}
+
+void PlanProof::check_merge(uint32_t index, const Job& job, uint32_t rank, bool* exchanges) {
+  const PlanHeader& h = header();
+  const Merge& merge = plan_.merges()[index];
+  check_merge_rows(index, job);
   for (uint32_t p = 0; p < merge.num_partials; ++p) {
     const Partial& partial = plan_.partials()[merge.partial_begin + p];
     if (partial.rank >= h.cluster_size || partial.slot + merge.num_rows > h.max_slots)

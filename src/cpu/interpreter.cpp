@@ -211,6 +211,9 @@ class Interpreter {
   void run_item(const Job& job, const WorkItem& item, uint32_t kv_head, PartialBank& slots,
                 int64_t first_slot, TokenCursor& cursor, Worker& worker);
   void load_queries(const Job& job, const WorkItem& item, uint32_t kv_head, Worker& worker) const;
+  void merge_own_slots(const RankWork& work, PartialBank& slots, int64_t first_slot,
+                       PartialBank& scratch);
+  void gather_row(const Merge& merge, int32_t row, PartialBank& slots, PartialBank& scratch) const;
   void run_merges(uint32_t scheduled, PartialBank& slots, PartialBank& scratch);
   void finish_split(const Split& split, uint32_t kv_head, PartialBank& scratch);
   static void merge_row(PartialBank& into, int64_t into_row, PartialBank& from, int64_t from_row,
@@ -311,6 +314,7 @@ void Interpreter::run_rank(uint32_t scheduled, uint32_t rank, Worker& worker) {
   cursor.fill(worker.blocks[0]);
   while (const WorkItem* item = worker.blocks[worker.turn].item)
     run_item(job, *item, entry.kv_head, *run.slots, first_slot, cursor, worker);
+  merge_own_slots(work, *run.slots, first_slot, worker.rows);
   if (run.ranks_left.fetch_sub(1, std::memory_order_acq_rel) == 1) {
     run_merges(scheduled, *run.slots, worker.rows);
     give_slots_back(std::move(run.slots));
@@ -395,6 +399,36 @@ void Interpreter::merge_row(PartialBank& into, int64_t into_row, PartialBank& fr
   }
 }
 
+// Row `row` of the merge into the first row of scratch.
+void Interpreter::gather_row(const Merge& merge, int32_t row, PartialBank& slots,
+                             PartialBank& scratch) const {
+  scratch.max[0] = kEmptyMax;
+  scratch.sum[0] = 0.0f;
+  std::fill_n(scratch.out_row(0), out_stride_, 0.0f);
+  for (uint32_t p = 0; p < merge.num_partials; ++p) {
+    const Partial& partial = plan_.partials()[merge.partial_begin + p];
+    merge_row(scratch, 0, slots,
+              static_cast<int64_t>(partial.rank) * header_.max_slots + partial.slot + row,
+              header_.head_dim_v);
+  }
+}
+
+// A rank's merges of its own slots, before its peers look at them.
+void Interpreter::merge_own_slots(const RankWork& work, PartialBank& slots, int64_t first_slot,
+                                  PartialBank& scratch) {
+  for (uint32_t m = 0; m < work.num_merges; ++m) {
+    const Merge& merge = plan_.merges()[work.merge_begin + m];
+    if (merge.destination != Destination::kSlot) return;
+    for (int32_t i = 0; i < merge.num_rows; ++i) {
+      gather_row(merge, i, slots, scratch);
+      const int64_t row = first_slot + plan_.partials()[merge.partial_begin].slot + i;
+      slots.max[static_cast<size_t>(row)] = scratch.max[0];
+      slots.sum[static_cast<size_t>(row)] = scratch.sum[0];
+      std::copy_n(scratch.out_row(0), out_stride_, slots.out_row(row));
+    }
+  }
+}
+
 void Interpreter::run_merges(uint32_t scheduled, PartialBank& slots, PartialBank& scratch) {
   const ScheduleEntry entry = plan_.schedule()[scheduled];
   const Job& job = plan_.jobs()[entry.job];
@@ -403,16 +437,9 @@ void Interpreter::run_merges(uint32_t scheduled, PartialBank& slots, PartialBank
         plan_.rank_works()[entry.job * static_cast<uint32_t>(header_.cluster_size) + rank];
     for (uint32_t m = 0; m < work.num_merges; ++m) {
       const Merge& merge = plan_.merges()[work.merge_begin + m];
+      if (merge.destination == Destination::kSlot) continue;
       for (int32_t i = 0; i < merge.num_rows; ++i) {
-        scratch.max[0] = kEmptyMax;
-        scratch.sum[0] = 0.0f;
-        std::fill_n(scratch.out_row(0), out_stride_, 0.0f);
-        for (uint32_t p = 0; p < merge.num_partials; ++p) {
-          const Partial& partial = plan_.partials()[merge.partial_begin + p];
-          merge_row(scratch, 0, slots,
-                    static_cast<int64_t>(partial.rank) * header_.max_slots + partial.slot + i,
-                    header_.head_dim_v);
-        }
+        gather_row(merge, i, slots, scratch);
         const int64_t target = target_of(job, merge.row_begin + i, entry.kv_head);
         if (merge.destination == Destination::kOutput) {
           write_output(target, scratch.out_row(0), scratch.max[0], scratch.sum[0]);

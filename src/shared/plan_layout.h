@@ -51,7 +51,9 @@ enum class PlanMode : uint32_t {
 enum class PhaseKind : uint8_t { kWide = 0, kNarrow = 1 };
 
 enum class Destination : uint8_t {
-  kSlot = 0,       // leave the partial in this CTA's slots [dest_slot, dest_slot + num_rows)
+  kSlot = 0,       // items: leave the partial in this CTA's slots [dest_slot, dest_slot + num_rows)
+                   // merges, a rank's first: of its own slots alone, before the ranks meet; the result stays
+                   // in the first partial's slots, so that peers read one partial a row and rank
   kOutput = 1,     // the rows are complete: normalise, write output and LSE
   kWorkspace = 2,  // (merges only) the rows are part `split_part` of a Split
 };
@@ -196,7 +198,7 @@ struct Merge {
   uint16_t row_begin;  // rows of the job
   uint16_t num_rows;
   uint16_t num_partials;    // 0: rows without any key (output 0, LSE -inf)
-  Destination destination;  // kOutput or kWorkspace
+  Destination destination;
   uint8_t reserved;
   uint32_t partial_begin;
   uint32_t split;       // kWorkspace only

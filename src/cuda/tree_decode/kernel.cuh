@@ -90,7 +90,9 @@ __device__ void run_compute_role(const KernelArgs& args, Storage<Tr>& storage) {
       named_sync(NamedBarrier::kConsumers, Tr::kConsumerThreads);
       tracer.mark(TraceEvent::kPhaseEnd, 0);
     }
+    uint32_t own_merges = 0;
     if (program->needs_exchange != 0) {
+      own_merges = merge_own_slots(storage, *program, gate);
       // A rank may have touched no slot since the last exchange; its peers still count on its arrival.
       gate.pass();
       named_sync(NamedBarrier::kConsumers, Tr::kConsumerThreads);
@@ -98,7 +100,7 @@ __device__ void run_compute_role(const KernelArgs& args, Storage<Tr>& storage) {
       wait_cluster(&storage.slots_ready, exchange_parity, Wait::kSlotsReady);
     }
     tracer.mark(TraceEvent::kPeersReady, 0);
-    run_merges(args, storage, *program, rows);
+    run_merges(args, storage, *program, own_merges, rows);
     named_sync(NamedBarrier::kConsumers, Tr::kConsumerThreads);
     if (program->needs_exchange != 0) {
       arrive_at_all_ranks(&storage.slots_free, cluster_size);

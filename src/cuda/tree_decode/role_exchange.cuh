@@ -217,19 +217,54 @@ __device__ void deliver_part(const KernelArgs& args, const PlanHeader& header, c
     ptx::st_relaxed_gpu(g_tags + place(part), 0);
 }
 
-// This rank's merges, rows dealt to the consumer warps in turn.
+// First row of a merge for this warp, when the merges before it have had `before` rows: rows are dealt to the
+// consumer warps in turn.
 template <class Tr>
-__device__ void run_merges(const KernelArgs& args, Storage<Tr>& storage, const Program& program,
-                           const JobRows& rows) {
-  const PlanView plan(args.plan);
+__device__ __forceinline__ uint32_t first_row_of_warp(uint32_t before) {
   const uint32_t warp = threadIdx.x / 32;
-  uint32_t before = 0;  // rows of earlier merges
-  for (uint32_t i = 0; i < program.num_merges; ++i) {
+  return (warp + Tr::kConsumerWarps - before % Tr::kConsumerWarps) % Tr::kConsumerWarps;
+}
+
+// Before the ranks meet: the merges of this rank's own slots, which come first. Returns how many there are.
+template <class Tr>
+__device__ uint32_t merge_own_slots(Storage<Tr>& storage, const Program& program, SlotGate& gate) {
+  uint32_t before = 0, i = 0;
+  for (; i < program.num_merges && program.merges[i].destination == Destination::kSlot; ++i) {
     const Merge merge = program.merges[i];
     const Partial* partials = program.partials + merge.partial_begin;
-    const uint32_t skip =
-        (warp + Tr::kConsumerWarps - before % Tr::kConsumerWarps) % Tr::kConsumerWarps;
-    for (uint32_t row = skip; row < merge.num_rows; row += Tr::kConsumerWarps) {
+    for (uint32_t row = first_row_of_warp<Tr>(before); row < merge.num_rows;
+         row += Tr::kConsumerWarps) {
+      RowState state;
+      RowPiece<Tr> piece;
+      gather_row<Tr>(merge, row, partials, storage, state, piece);
+      gate.pass();
+      const int slot = static_cast<int>(partials[0].slot + row);
+      // Every lane has read its share of the row; it alone writes it.
+#pragma unroll
+      for (int u = 0; u < RowPiece<Tr>::kCount; ++u)
+#pragma unroll
+        for (int c = 0; c < RowPiece<Tr>::kWidth; c += 2)
+          *reinterpret_cast<float2*>(slot_at(storage, slot, RowPiece<Tr>::dim(u) + c)) = {
+              piece.value[u][c], piece.value[u][c + 1]};
+      __syncwarp();
+      if ((threadIdx.x & 31u) == 0) storage.slot_state[slot] = {state.max, state.sum};
+    }
+    before += merge.num_rows;
+  }
+  return i;
+}
+
+// This rank's other merges.
+template <class Tr>
+__device__ void run_merges(const KernelArgs& args, Storage<Tr>& storage, const Program& program,
+                           uint32_t first_merge, const JobRows& rows) {
+  const PlanView plan(args.plan);
+  uint32_t before = 0;  // rows of earlier merges
+  for (uint32_t i = first_merge; i < program.num_merges; ++i) {
+    const Merge merge = program.merges[i];
+    const Partial* partials = program.partials + merge.partial_begin;
+    for (uint32_t row = first_row_of_warp<Tr>(before); row < merge.num_rows;
+         row += Tr::kConsumerWarps) {
       RowState state;
       RowPiece<Tr> piece;
       gather_row<Tr>(merge, row, partials, storage, state, piece);

@@ -29,11 +29,9 @@ struct WideState {
 };
 
 // Shared-memory matrix descriptor (PTX ISA 9.7.15.5.1): 128-byte swizzle, 8-row groups 1024 bytes apart. Bytes are
-// added to it as multiples of 16. The address goes through a shuffle so that the compiler knows it for one value a
-// warp: descriptors then live in uniform registers, and the products of a step follow one another instead of
-// waiting for eight instructions each.
+// added to it as multiples of 16.
 __device__ __forceinline__ uint64_t swizzled_descriptor(const void* s_tile) {
-  const uint32_t address = __shfl_sync(0xffffffffu, ptx::smem_address(s_tile), 0);
+  const uint64_t address = ptx::smem_address(s_tile);
   return ((address & 0x3ffffu) >> 4) | (uint64_t{1024 >> 4} << 16) | (uint64_t{1024 >> 4} << 32) |
          (uint64_t{1} << 62);
 }
@@ -182,7 +180,7 @@ template <class Tr>
 __device__ __forceinline__ void wide_clear_v(unsigned char* s_v, uint32_t valid,
                                              NamedBarrier barrier) {
   const uint32_t thread = threadIdx.x & 127u;
-#pragma unroll
+#pragma unroll 1  // rare: small before fast
   for (uint32_t tile = 0; tile < kWideTiles; ++tile) {
     const uint32_t first = (valid >> (5 * tile)) & 31u;
     const uint32_t pieces = (kTileTokens - first) * Tr::kHalves * 8;  // of 16 bytes
@@ -248,6 +246,12 @@ template <int kCount>
 __device__ __forceinline__ void pin(float (&accumulators)[kCount]) {
 #pragma unroll
   for (float& value : accumulators) ptx::wgmma_pin(value);
+}
+
+template <class Tr>
+__device__ __forceinline__ void pin_output(WideState<Tr>& state) {
+#pragma unroll
+  for (int h = 0; h < Tr::kWideHalves; ++h) pin(state.o[h]);
 }
 
 template <class Tr>
@@ -356,8 +360,12 @@ __device__ __forceinline__ void wide_end(const WorkItem& item, const JobRows& ro
 template <class Tr>
 struct WideStep {
   uint32_t stage, flipped;
-  __device__ __forceinline__ explicit WideStep(uint32_t turn)  // steps of the phase before it
-      : stage(turn % Tr::kWideStages * kWideTiles), flipped(turn / Tr::kWideStages & 1u) {}
+  // turn: steps of the phase before it. Through a shuffle, so that the compiler knows the stage, and what is worked
+  // out from it, for one value a warp: matrix descriptors then live in uniform registers, and the products of a
+  // step follow one another instead of waiting for eight instructions each.
+  __device__ __forceinline__ explicit WideStep(uint32_t turn)
+      : stage(__shfl_sync(0xffffffffu, turn % Tr::kWideStages * kWideTiles, 0)),
+        flipped(turn / Tr::kWideStages & 1u) {}
   __device__ __forceinline__ unsigned char* keys(Storage<Tr>& storage) const {
     return storage.ring + stage * Tr::kStageBytes;
   }
@@ -407,8 +415,8 @@ __device__ __forceinline__ void wide_steps(const KernelArgs& args, Storage<Tr>& 
   wide_softmax<Tr>(scores, valid, args.scale_log2, state, correction);
   wide_rescale(correction, state);
   wide_pack<Tr>(scores, p);
+  WideStep<Tr> next(first_turn + stride);
   for (uint32_t i = 1; i < count; ++i) {
-    const WideStep<Tr> next(first_turn + i * stride);
     tracer.begin_wait();
     next.wait(storage.k_full, parities, Wait::kKFull);
     tracer.end_wait();
@@ -420,17 +428,20 @@ __device__ __forceinline__ void wide_steps(const KernelArgs& args, Storage<Tr>& 
     if (valid != kFullStep) [[unlikely]]
       wide_clear_v<Tr>(step.values(storage), valid, barrier);
     wide_issue_output<Tr>(step.values(storage), p, mine, state);
+    const WideStep<Tr> following(first_turn + (i + 1) * stride);
     ptx::wgmma_wait<1>();
     pin(scores);
     valid = next_valid;
     wide_softmax<Tr>(scores, valid, args.scale_log2, state, correction);
+    // ptxas moves this wait above the exponentials. Held below them (by a branch on their sum) it made no
+    // difference with 128 rows and cost 4 % with 64 or fewer, whose loads then wait for the stage.
     ptx::wgmma_wait<0>();
-#pragma unroll
-    for (int h = 0; h < Tr::kWideHalves; ++h) pin(state.o[h]);
+    pin_output(state);
     step.release(storage, mine.alternate);
     wide_rescale(correction, state);
     wide_pack<Tr>(scores, p);
     step = next;
+    next = following;
   }
   tracer.begin_wait();
   step.wait(storage.v_full, parities, Wait::kVFull);
@@ -439,8 +450,7 @@ __device__ __forceinline__ void wide_steps(const KernelArgs& args, Storage<Tr>& 
     wide_clear_v<Tr>(step.values(storage), valid, barrier);
   wide_issue_output<Tr>(step.values(storage), p, mine, state);
   ptx::wgmma_wait<0>();
-#pragma unroll
-  for (int h = 0; h < Tr::kWideHalves; ++h) pin(state.o[h]);
+  pin_output(state);
   step.release(storage, mine.alternate);
 }
 
