@@ -11,7 +11,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")"
 source scripts/common.sh
 
 trace="traces/demo.jsonl"
-options=(--execute-every 8)
+# A pool that is just large enough, so that the cache has to evict.
+options=(--pages 1500 --execute-every 8 --compare-every 1)
 if [[ $# -gt 0 ]]; then
   trace="$(cd "$cd_from" && realpath -- "$1")"
   shift
@@ -44,4 +45,4 @@ step "Drawing the plan of one batch"
 "$capillary" plan --tree 1x2048,4x512,32x128 --heads 32/8 --html out/plan.html
 
 say ""
-say "Open out/replay.html and out/plan.html in a browser."
+say "Open out/replay.html and out/plan.html in a browser; docs/replay.md explains every line above."

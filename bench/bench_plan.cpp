@@ -30,23 +30,25 @@ struct Case {
   int32_t ragged;
 };
 
+// PAT's workload 14, with each of its head counts.
+constexpr const char* kSevenLevels = "1x256,8x128,16x64,32x32,64x32,128x32,1024x32";
+
 const Case kCases[] = {
     {"256_in_16_groups", "16x1024,256x200", 16, {32, 8, 128}, 0},
     {"256_in_16_groups_ragged", "16x1024,256x200", 16, {32, 8, 128}, 150},
     {"256_one_prefix", "1x2048,256x200", 16, {32, 8, 128}, 0},
     {"256_flat", "256x1000", 16, {32, 8, 128}, 500},
     {"256_in_16_groups_1_head", "16x1024,256x200", 16, {8, 1, 128}, 150},
-    {"1024_in_7_levels", "1x256,8x128,16x64,32x32,64x32,128x32,1024x32", 32, {32, 8, 128}, 0},
+    {"1024_in_7_levels", kSevenLevels, 32, {32, 8, 128}, 0},
+    {"1024_in_7_levels_32_32", kSevenLevels, 32, {32, 32, 128}, 0},
+    {"1024_in_7_levels_16_8", kSevenLevels, 32, {16, 8, 128}, 0},
+    {"1024_in_7_levels_64_8", kSevenLevels, 32, {64, 8, 128}, 0},
+    {"1024_in_7_levels_1_head", kSevenLevels, 32, {16, 1, 128}, 0},
     {"1024_in_7_levels_ragged",
      "1x256,8x128,16x64,32x32,64x32,128x32,1024x64",
      32,
      {32, 8, 128},
      60},
-    {"1024_in_7_levels_1_head",
-     "1x256,8x128,16x64,32x32,64x32,128x32,1024x32",
-     32,
-     {16, 1, 128},
-     0},
     {"8_small", "1x4000,8x16", 16, {8, 1, 128}, 15},
 };
 

@@ -13,6 +13,7 @@
 
 #include "capillary/device_profile.h"
 #include "capillary/version.h"
+#include "cli/expect_error.h"
 #include "cli/process.h"
 #include "nlohmann/json.hpp"
 #include "workload/profile_json.h"
@@ -31,15 +32,6 @@ const char* const kTwoWorkloads = R"({"workloads": [
   {"name": "small", "nodes": [1, 6], "tokens": [96, 20], "heads": ["8/2", "4/4"], "page": 16},
   {"name": "flat", "nodes": [3], "tokens": [50], "heads": ["8/2"], "page": 8}]})";
 
-void expect_error(const Outcome& outcome, int exit_code, const std::string& verb,
-                  const std::string& says) {
-  EXPECT_EQ(outcome.exit_code, exit_code) << outcome.err;
-  EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1) << outcome.err;
-  EXPECT_THAT(outcome.err, StartsWith(verb.empty() ? "capillary: " : "capillary " + verb + ": "));
-  EXPECT_THAT(outcome.err, HasSubstr(says));
-  EXPECT_THAT(outcome.out, IsEmpty());
-}
-
 std::vector<json> json_lines(const std::string& text) {
   std::vector<json> lines;
   std::istringstream stream(text);
@@ -56,7 +48,7 @@ class Cli : public ::testing::Test {
 TEST_F(Cli, HelpAndVersion) {
   const Outcome help = work_.run({"--help"});
   EXPECT_EQ(help.exit_code, 0);
-  for (const char* verb : {"info", "plan", "run", "check", "bench"}) {
+  for (const char* verb : {"info", "plan", "run", "check", "bench", "replay", "generate"}) {
     EXPECT_THAT(help.out, HasSubstr(std::string("\n  ") + verb));
     const Outcome verb_help = work_.run({verb, "--help"});
     EXPECT_EQ(verb_help.exit_code, 0) << verb;
@@ -197,6 +189,12 @@ TEST_F(Cli, Info) {
   EXPECT_THAT(text.out, AllOf(HasSubstr("capillary  " CAPILLARY_VERSION_STRING),
                               HasSubstr("device     cpu: "), HasSubstr("profile    h200")));
   const json object = json::parse(work_.run({"info", "--json"}).out);
+  // The kernels are listed exactly where they are built in.
+  const json& kernels = object["supports"]["on CUDA"];
+  EXPECT_EQ(kernels.is_null(), !object["cuda"].get<bool>());
+  const std::string listed = kernels.is_null() ? "not in this build" : kernels.get<std::string>();
+  EXPECT_THAT(text.out, HasSubstr("supports   on CUDA: " + listed + "\n"));
+  EXPECT_TRUE(kernels.is_null() || listed.starts_with("bfloat16 head_dim ")) << listed;
   EXPECT_EQ(object["version"], CAPILLARY_VERSION_STRING);
   EXPECT_FALSE(object["commit"].get<std::string>().empty());
   EXPECT_FALSE(object["compiler"].get<std::string>().empty());

@@ -209,7 +209,8 @@ TEST(Format, Numbers) {
   EXPECT_EQ(format_bytes(1000), "1.00 kB");
   EXPECT_EQ(format_bytes(999960), "1.00 MB");
   EXPECT_EQ(format_bytes(33816576), "33.8 MB");
-  EXPECT_EQ(format_bytes(4.2949e15), "4294.9 TB");
+  EXPECT_EQ(format_bytes(4.2949e21), "4294.9 EB");
+  EXPECT_EQ(format_bytes(4.2949e15), "4.29 PB");
   EXPECT_EQ(format_us(7.316), "7.32 us");
   EXPECT_EQ(format_us(539.72), "539.7 us");
   EXPECT_EQ(format_us(12345.6), "12.35 ms");
@@ -219,6 +220,11 @@ TEST(Format, Numbers) {
   EXPECT_EQ(format_count(131072), "131,072");
   EXPECT_EQ(format_count(-1234567), "-1,234,567");
   EXPECT_EQ(format_count(-123), "-123");
+}
+
+TEST(Format, EscapedText) {
+  EXPECT_EQ(escape_html("<a href=\"x\">'&amp;</a>"),
+            "&lt;a href=&quot;x&quot;&gt;&#39;&amp;amp;&lt;/a&gt;");
 }
 
 TEST(Format, Tables) {

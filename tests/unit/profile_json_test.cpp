@@ -74,7 +74,7 @@ TEST(ProfileJson, EveryFigureReachesTheProfile) {
       expect_change(changed);
     }
   }
-  EXPECT_EQ(figures, 3 + 11 + 2 * kNumClusterSizes);
+  EXPECT_EQ(figures, 3 + 14 + 2 * kNumClusterSizes);
 }
 
 TEST(ProfileJson, MissingFieldIsNamed) {
@@ -167,7 +167,7 @@ TEST(ProfileJson, OtherSchemaVersionSaysWhatToDo) {
   object["a_field_of_tomorrow"] = 1;
   const std::string message = refusal(object.dump());
   EXPECT_THAT(message, HasSubstr("'schema_version' is 2; must be 1"));
-  EXPECT_THAT(message, HasSubstr("calibrate again"));
+  EXPECT_THAT(message, HasSubstr("write the profile in this version's format (docs/cli.md)"));
 }
 
 TEST(ProfileJson, NotAnObject) {

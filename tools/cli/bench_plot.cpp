@@ -9,6 +9,7 @@
 #include "cli/html_page.h"
 #include "cli/svg.h"
 #include "fmt/format.h"
+#include "workload/words.h"
 
 namespace capillary::cli {
 namespace {
@@ -79,7 +80,7 @@ std::string times_svg(const std::vector<BenchBar>& bars) {
 
 std::string bench_plot_html(const std::vector<BenchBar>& bars, const std::string& device) {
   std::string page = html_page_begin("Decode step times");
-  page += fmt::format("<p class=\"soft\">Measured on {}.</p>\n", html_escape(device));
+  page += fmt::format("<p class=\"soft\">Measured on {}.</p>\n", escape_html(device));
   if (bars.empty()) return page + "<p>Nothing was measured.</p>\n" + html_page_end();
   page += html_section(
       "Times",

@@ -28,11 +28,7 @@ struct BenchOptions {
   BatchOptions batch;
   std::vector<std::string> modes = {"auto", "flat", "shared-l2"};
   int32_t cluster_size = 0;
-  std::string layout = "hnd";
-  std::string device = "auto";
-  int32_t num_threads = 0;
-  int repeats = 10;
-  bool no_check = false;
+  MeasureOptions measure = {.repeats = 10};
   bool json = false;
   std::string out;
   std::string plot;
@@ -74,7 +70,7 @@ nlohmann::ordered_json record_of(const BenchResult& result, const BenchOptions& 
       {"head_dim", result.report.shape.head_dim},
       {"dtype", dtype_name(result.report.shape.dtype)},
       {"page_size", result.report.forest.page_size()},
-      {"layout", options.layout},
+      {"layout", options.measure.layout},
       {"requests", summary.num_requests},
       {"mode", mode_name(result.report.options.mode)},
       {"path", mode_name(summary.mode)},
@@ -86,7 +82,7 @@ nlohmann::ordered_json record_of(const BenchResult& result, const BenchOptions& 
       {"time_us_graph_warm", time_of(TimingKind::kGraphWarm)},
       {"time_us_eager", time_of(TimingKind::kEager)},
       {"spread", widest},
-      {"repeats", options.repeats},
+      {"repeats", options.measure.repeats},
       {"floor_us", result.floor.us},
       {"floor_kind", result.floor.kind},
       {"efficiency", time_us > 0 ? result.floor.us / time_us : 0.0},
@@ -182,7 +178,7 @@ int run_bench(const BenchOptions& options) {
   for (const std::string& mode : options.modes) {
     plannings.push_back(resolve_planning(kVerb, {mode, options.cluster_size, 0}));
   }
-  const check::CacheLayout layout = parse_layout(kVerb, options.layout);
+  const check::CacheLayout layout = parse_layout(kVerb, options.measure.layout);
   if (!options.batch.block_table.empty()) {
     throw UsageError(five_parts(kVerb, "--block-table", "is given",
                                 "be left to plan and run; bench takes --file or --tree",
@@ -190,7 +186,7 @@ int run_bench(const BenchOptions& options) {
   }
   BenchOutput output(options);
   const std::unique_ptr<TimedDevice> device =
-      open_device(kVerb, options.device, options.num_threads);
+      open_device(kVerb, options.measure.device, options.measure.num_threads);
   const DeviceProfile profile = load_profile(kVerb, options.batch.profile);
   const std::vector<StepChoice> choices = resolve_choices(kVerb, options.batch);
   const bool show_progress = is_terminal(fileno(stderr));
@@ -209,8 +205,7 @@ int run_bench(const BenchOptions& options) {
         }
         const PlanReport report = make_plan_report(step, planning, step_profile);
         validate_plan(report.plan.data(), report.plan.size_bytes(), step.forest);
-        const Measurement measurement =
-            measure(*device, *measured, report.plan, options.repeats, !options.no_check);
+        const Measurement measurement = measure(*device, *measured, report.plan, options.measure);
         if (show_progress) fmt::print(stderr, "\r{:80}\r", "");
         output.add({report, measurement, device->floor(report.summary)}, *device);
         if (!measurement.passed()) {
@@ -247,17 +242,7 @@ void add_bench_command(CLI::App& app, Invocation& invocation) {
       ->add_option("--cluster-size", options->cluster_size,
                    "1, 2, 4, 8 or 16 [chosen by the planner]")
       ->check(CLI::IsMember({1, 2, 4, 8, 16}));
-  command
-      ->add_option("--layout", options->layout,
-                   "nhd, hnd, packed-page, packed-dim, cross-layer or mixed")
-      ->capture_default_str();
-  command->add_option("--device", options->device, "auto, cpu or cuda")->capture_default_str();
-  command->add_option("--threads", options->num_threads, "CPU threads [all]")
-      ->check(CLI::Range(1, 4096));
-  command->add_option("--repeat", options->repeats, "Timed runs of each")
-      ->capture_default_str()
-      ->check(CLI::Range(1, 1000000));
-  command->add_flag("--no-check", options->no_check, "Skip the comparison with the oracle");
+  add_measure_options(*command, options->measure);
   command->add_flag("--json", options->json, "Print JSON lines instead of the table");
   command->add_option("--out", options->out,
                       "Write the JSON lines to a file (- for standard output)");

@@ -2,6 +2,7 @@
 // `capillary info`: what this build is, which devices it finds, what it supports, and the built-in profile.
 #include <cstdio>
 #include <memory>
+#include <string>
 
 #include "CLI/CLI.hpp"
 #include "capillary/version.h"
@@ -27,7 +28,8 @@ constexpr const char* kCompiler = "g++ " __VERSION__;
 constexpr const char* kCompiler = "unknown";
 #endif
 
-// What the plan format and the CPU interpreter take; a device's own limits come with its line.
+// What the plan format and the CPU interpreter take. The CUDA kernels take the same but for dtype and head_dim,
+// which have a line of their own.
 struct SupportRow {
   const char* what;
   const char* values;
@@ -56,6 +58,8 @@ void print_text(const DeviceProfile& profile) {
     fmt::print("device     {}: {}{}\n", line.backend, line.present ? "" : "absent, ", line.text);
   }
   for (const SupportRow& row : kSupport) fmt::print("supports   {}: {}\n", row.what, row.values);
+  const std::string instances = kernel_instances();
+  fmt::print("supports   on CUDA: {}\n", instances.empty() ? "not in this build" : instances);
   std::string rows = "supports   rows of a job:";
   for (const int head_dim : {64, 128, 192, 256}) {
     rows += fmt::format("{} {} at head_dim {}", head_dim == 64 ? "" : ",",
@@ -82,6 +86,8 @@ void print_json(const DeviceProfile& profile) {
         {{"backend", line.backend}, {"present", line.present}, {"text", line.text}});
   }
   for (const SupportRow& row : kSupport) object["supports"][row.what] = row.values;
+  const std::string instances = kernel_instances();
+  object["supports"]["on CUDA"] = instances.empty() ? nullptr : nlohmann::ordered_json(instances);
   object["profile"] = nlohmann::ordered_json::parse(profile_to_json(profile));
   fmt::print("{}\n", object.dump(2));
 }

@@ -21,11 +21,7 @@ constexpr const char* kVerb = "run";
 struct RunOptions {
   BatchOptions batch;
   PlanningOptions planning;
-  std::string layout = "hnd";
-  std::string device = "auto";
-  int32_t num_threads = 0;
-  int repeats = 20;
-  bool no_check = false;
+  MeasureOptions measure;
   bool json = false;
   std::string trace;
 };
@@ -35,7 +31,7 @@ void print_text(const PlanReport& report, const Measurement& measurement, TimedD
   const Floor floor = device.floor(report.summary);
   fmt::print("{:<11}{}; heads {}/{}, head_dim {}, {}, pages of {}, {}\n", "workload", report.name,
              report.shape.num_q_heads, report.shape.num_kv_heads, report.shape.head_dim,
-             dtype_name(report.shape.dtype), report.forest.page_size(), options.layout);
+             dtype_name(report.shape.dtype), report.forest.page_size(), options.measure.layout);
   fmt::print("{:<11}{}\n", "path", explain_line(report));
   fmt::print("{:<11}{}\n", "device", device.description());
   for (const auto& [kind, times] : measurement.times_us) {
@@ -71,7 +67,7 @@ void print_json(const PlanReport& report, const Measurement& measurement, TimedD
       {"head_dim", report.shape.head_dim},
       {"dtype", dtype_name(report.shape.dtype)},
       {"page_size", report.forest.page_size()},
-      {"layout", options.layout},
+      {"layout", options.measure.layout},
       {"device", device.description()},
       {"mode", mode_name(report.summary.mode)},
       {"cluster_size", report.summary.cluster_size},
@@ -101,9 +97,9 @@ void print_json(const PlanReport& report, const Measurement& measurement, TimedD
 
 int run_run(const RunOptions& options) {
   const PlanOptions planning = resolve_planning(kVerb, options.planning);
-  const check::CacheLayout layout = parse_layout(kVerb, options.layout);
+  const check::CacheLayout layout = parse_layout(kVerb, options.measure.layout);
   const std::unique_ptr<TimedDevice> device =
-      open_device(kVerb, options.device, options.num_threads);
+      open_device(kVerb, options.measure.device, options.measure.num_threads);
   const DeviceProfile profile = load_profile(kVerb, options.batch.profile);
   Step step = resolve_step(kVerb, options.batch);
   const std::unique_ptr<MeasuredStep> measured = device->make_step(kVerb, step, layout);
@@ -111,8 +107,7 @@ int run_run(const RunOptions& options) {
       make_plan_report(step, planning, device->adapt_profile(profile, step.shape));
   validate_plan(report.plan.data(), report.plan.size_bytes(), step.forest);
   throw_if_interrupted();
-  const Measurement measurement =
-      measure(*device, *measured, report.plan, options.repeats, !options.no_check);
+  const Measurement measurement = measure(*device, *measured, report.plan, options.measure);
   if (!options.trace.empty()) {
     OutputFile file(kVerb, "--trace", options.trace);
     file.write(measured->trace_json());
@@ -134,17 +129,7 @@ void add_run_command(CLI::App& app, Invocation& invocation) {
       app.add_subcommand(kVerb, "Run one decode step on random data: timed, and checked");
   add_batch_options(*command, options->batch);
   add_planning_options(*command, options->planning);
-  command
-      ->add_option("--layout", options->layout,
-                   "nhd, hnd, packed-page, packed-dim, cross-layer or mixed")
-      ->capture_default_str();
-  command->add_option("--device", options->device, "auto, cpu or cuda")->capture_default_str();
-  command->add_option("--threads", options->num_threads, "CPU threads [all]")
-      ->check(CLI::Range(1, 4096));
-  command->add_option("--repeat", options->repeats, "Timed runs")
-      ->capture_default_str()
-      ->check(CLI::Range(1, 1000000));
-  command->add_flag("--no-check", options->no_check, "Skip the comparison with the oracle");
+  add_measure_options(*command, options->measure);
   command->add_flag("--json", options->json, "Print as JSON instead");
   command->add_option("--trace", options->trace,
                       "Write the kernel's timeline as a Chrome trace (CAPILLARY_TRACE builds)");

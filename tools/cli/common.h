@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // What every verb shares: exit codes, interruption, output files that are whole or absent, device profiles,
-// number formatting and aligned tables. Verbs throw capillary::Error (or UsageError, Interrupted below);
+// aligned tables. Verbs throw capillary::Error (or UsageError, Interrupted below);
 // main turns what they throw into one line on standard error and an exit code.
 #pragma once
 
@@ -14,6 +14,7 @@
 #include "capillary/error.h"
 #include "capillary/plan.h"
 #include "capillary/tensor_view.h"
+#include "workload/words.h"
 #include "workload/workload.h"
 
 namespace capillary::cli {
@@ -90,10 +91,6 @@ Heads parse_heads_option(std::string_view verb, std::string_view text);
 
 // * any run of characters, ? any one.
 bool glob_match(std::string_view pattern, std::string_view text);
-
-std::string format_bytes(double bytes);   // "12.3 MB", decimal units
-std::string format_us(double us);         // "12.3 us", "4.56 ms"
-std::string format_count(int64_t count);  // "131,072"
 
 bool is_terminal(int fd);
 

@@ -144,6 +144,14 @@ std::vector<DeviceLine> device_lines() {
   return lines;
 }
 
+std::string kernel_instances() {
+#if CAPILLARY_WITH_CUDA
+  return cuda::supported_combinations();
+#else
+  return "";
+#endif
+}
+
 int64_t available_memory_bytes() {
   std::ifstream info("/proc/meminfo");
   std::string word;

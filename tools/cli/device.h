@@ -91,6 +91,8 @@ struct DeviceLine {
   std::string text;
 };
 std::vector<DeviceLine> device_lines();
+// For info: dtypes and head_dims of the kernels in this build; empty where it has none.
+std::string kernel_instances();
 
 // Bytes that this machine can still give out; INT64_MAX where that is not known.
 int64_t available_memory_bytes();

@@ -5,6 +5,7 @@
 
 #include "cli/svg.h"
 #include "fmt/format.h"
+#include "workload/words.h"
 
 namespace capillary::cli {
 namespace {
@@ -64,7 +65,7 @@ std::string html_page_begin(const std::string& title) {
       "name=\"viewport\" "
       "content=\"width=device-width, initial-scale=1\">\n<title>{0}</title>\n"
       "<style>{1}</style>\n</head>\n<body>\n{2}<h1>{0}</h1>\n",
-      html_escape(title), kStyle, kHatch);
+      escape_html(title), kStyle, kHatch);
 }
 
 std::string html_page_end() {

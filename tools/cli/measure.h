@@ -2,13 +2,31 @@
 // One planned step checked and timed: what run does once and bench does for every line.
 #pragma once
 
+#include <cstdint>
+#include <memory>
 #include <optional>
+#include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "cli/device.h"
 
+namespace CLI {
+class App;
+}
+
 namespace capillary::cli {
+
+// Where, in which layout and how often: the same for both.
+struct MeasureOptions {
+  std::string layout = "hnd";
+  std::string device = "auto";
+  int32_t num_threads = 0;
+  int repeats = 20;
+  bool no_check = false;
+};
+void add_measure_options(CLI::App& app, MeasureOptions& options);
 
 struct Measurement {
   std::optional<StepCheck> check;  // nothing: not checked
@@ -21,7 +39,7 @@ struct Measurement {
   double headline_us() const;
 };
 
-Measurement measure(TimedDevice& device, MeasuredStep& step, const Plan& plan, int repeats,
-                    bool check);
+Measurement measure(TimedDevice& device, MeasuredStep& step, const Plan& plan,
+                    const MeasureOptions& options);
 
 }  // namespace capillary::cli

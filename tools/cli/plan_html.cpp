@@ -10,6 +10,7 @@
 #include "cli/plan_svg.h"
 #include "cli/svg.h"
 #include "fmt/format.h"
+#include "workload/words.h"
 
 namespace capillary::cli {
 namespace {
@@ -19,8 +20,8 @@ std::string bytes(int64_t count) {
 }
 
 std::string card(const std::string& value, const std::string& label) {
-  return fmt::format("<div class=\"card\"><b>{}</b><span>{}</span></div>\n", html_escape(value),
-                     html_escape(label));
+  return fmt::format("<div class=\"card\"><b>{}</b><span>{}</span></div>\n", escape_html(value),
+                     escape_html(label));
 }
 
 struct Bar {
@@ -94,10 +95,10 @@ std::string weighed_section(const PlanReport& report) {
     text += fmt::format(
         "<p>{}: {}, clusters of {}, {} jobs a KV head, {} predicted; {}.</p>\n", what,
         mode_name(loser.candidate.mode), loser.candidate.cluster_size, loser.summary.num_jobs,
-        html_escape(format_us(loser.candidate.predicted_us)), html_escape(loser.why));
+        escape_html(format_us(loser.candidate.predicted_us)), escape_html(loser.why));
   };
   if (!report.summary.reason.empty()) {
-    text += fmt::format("<p>{}</p>\n", html_escape(report.summary.reason));
+    text += fmt::format("<p>{}</p>\n", escape_html(report.summary.reason));
   }
   if (report.runner_up) sentence("Runner-up", *report.runner_up);
   if (report.flat) sentence("Nothing shared", *report.flat);
@@ -153,10 +154,10 @@ std::string plan_html(const PlanReport& report) {
       "<p class=\"soft\">heads {}/{}, head_dim {}, {}, pages of {}; profile {} ({}); capillary "
       "{}</p>\n",
       report.shape.num_q_heads, report.shape.num_kv_heads, report.shape.head_dim,
-      dtype_name(report.shape.dtype), report.forest.page_size(), html_escape(report.profile.name),
-      html_escape(report.profile.source), CAPILLARY_VERSION_STRING);
+      dtype_name(report.shape.dtype), report.forest.page_size(), escape_html(report.profile.name),
+      escape_html(report.profile.source), CAPILLARY_VERSION_STRING);
   page += cards(report);
-  page += fmt::format("<p>{}</p>\n", html_escape(explain_line(report)));
+  page += fmt::format("<p>{}</p>\n", escape_html(explain_line(report)));
   if (summary.num_requests == 0) {
     return page + "<p>The batch is empty: nothing to draw.</p>\n" + html_page_end();
   }

@@ -3,6 +3,7 @@
 #include "cli/svg.h"
 
 #include "fmt/format.h"
+#include "workload/words.h"
 
 namespace capillary::cli {
 namespace {
@@ -33,33 +34,6 @@ std::string number(double value) {
 
 }  // namespace
 
-std::string html_escape(std::string_view text) {
-  std::string escaped;
-  escaped.reserve(text.size());
-  for (const char character : text) {
-    switch (character) {
-      case '&':
-        escaped += "&amp;";
-        break;
-      case '<':
-        escaped += "&lt;";
-        break;
-      case '>':
-        escaped += "&gt;";
-        break;
-      case '"':
-        escaped += "&quot;";
-        break;
-      case '\'':
-        escaped += "&#39;";
-        break;
-      default:
-        escaped += character;
-    }
-  }
-  return escaped;
-}
-
 void Svg::rect(double x, double y, double width, double height, std::string_view css_class,
                std::string_view title) {
   body_ += fmt::format("<rect x=\"{}\" y=\"{}\" width=\"{}\" height=\"{}\" class=\"{}\"", number(x),
@@ -67,14 +41,14 @@ void Svg::rect(double x, double y, double width, double height, std::string_view
   if (title.empty()) {
     body_ += "/>\n";
   } else {
-    body_ += fmt::format("><title>{}</title></rect>\n", html_escape(title));
+    body_ += fmt::format("><title>{}</title></rect>\n", escape_html(title));
   }
 }
 
 void Svg::text(double x, double y, std::string_view css_class, std::string_view content,
                Anchor anchor) {
   body_ += fmt::format("<text x=\"{}\" y=\"{}\" class=\"{}\" text-anchor=\"{}\">{}</text>\n",
-                       number(x), number(y), css_class, anchor_name(anchor), html_escape(content));
+                       number(x), number(y), css_class, anchor_name(anchor), escape_html(content));
 }
 
 void Svg::label(double x, double y, double width, double height, std::string_view css_class,
@@ -95,7 +69,7 @@ void Svg::line(double x1, double y1, double x2, double y2, std::string_view css_
 
 std::string Svg::str(double height, std::string_view aria_label) const {
   return fmt::format("<svg viewBox=\"0 0 {} {}\" role=\"img\" aria-label=\"{}\">\n{}</svg>\n",
-                     number(kWidth), number(height), html_escape(aria_label), body_);
+                     number(kWidth), number(height), escape_html(aria_label), body_);
 }
 
 }  // namespace capillary::cli

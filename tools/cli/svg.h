@@ -8,8 +8,6 @@
 
 namespace capillary::cli {
 
-std::string html_escape(std::string_view text);
-
 enum class Anchor { kStart, kMiddle, kEnd };
 
 class Svg {

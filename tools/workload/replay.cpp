@@ -3,6 +3,7 @@
 // everything else is done on every Nth.
 #include "workload/replay.h"
 
+#include <algorithm>
 #include <chrono>
 #include <memory>
 #include <utility>
@@ -85,7 +86,7 @@ class Replay {
         break;
       }
       if (!batch_.begin_step()) break;
-      step();
+      step(hooks);
       // Reading the clock at every step is cheap against planning; telling is not.
       if (hooks.progress && Clock::now() - told > std::chrono::milliseconds(100)) {
         told = Clock::now();
@@ -100,7 +101,7 @@ class Replay {
   }
 
  private:
-  void step() {
+  void step(const ReplayHooks& hooks) {
     if (batch_.size() == 0) {  // a prefill of requests that wanted one token or none
       batch_.end_step(static_cast<double>(batch_.prefill_tokens()) * options_.prefill_us / 1e3);
       return;
@@ -115,10 +116,12 @@ class Replay {
     const PrefixForest& forest =
         tracker_.update(batch_.table(), batch_.seq_lens(), batch_.previous_row());
     report_.forest_time.add(us_since(start));
+    report_.restructured_steps += tracker_.restructured() ? 1 : 0;
     start = Clock::now();
     const Plan& plan = planner_.plan(forest);
     point.plan_us = us_since(start);
     report_.plan_time.add(point.plan_us);
+    if (hooks.step) hooks.step(batch_, forest, plan);
 
     point.auto_us = plan.predicted_us();
     point.flat_tokens = forest.flat_tokens();
@@ -145,6 +148,10 @@ class Replay {
     point.compared_flat_us = flat_.plan(forest).predicted_us();
     point.compared_shared_l2_us = shared_l2_.plan(forest).predicted_us();
     if (point.compared_flat_us < point.auto_us) ++report_.slower_than_flat_steps;
+    if (point.compared_flat_us > 0) {
+      report_.worst_over_flat =
+          std::max(report_.worst_over_flat, point.auto_us / point.compared_flat_us);
+    }
   }
 
   void add(const SeriesPoint& point) {

@@ -55,14 +55,16 @@ struct ReplayReport {
   int64_t unique_tokens = 0;
   double auto_us = 0;  // predicted, summed over steps
   int64_t compared_steps = 0;
-  double compared_auto_us =
-      0;  // over the compared steps alone, so that the three can be set side by side
+  // Over the compared steps alone, so that the three can be set side by side.
+  double compared_auto_us = 0;
   double compared_flat_us = 0;
   double compared_shared_l2_us = 0;
   int64_t slower_than_flat_steps = 0;  // compared steps on which flat was predicted to be faster
+  double worst_over_flat = 0;          // predicted time of auto over that of flat, at worst
   std::array<int64_t, kNumClusterSizes> cluster_steps{};
   TimeHistogram forest_time;
-  TimeHistogram plan_time;  // mode auto
+  int64_t restructured_steps = 0;  // on which the forest changed in more than lengths
+  TimeHistogram plan_time;         // mode auto
   ExecutionResults execution;
   std::vector<SeriesPoint> series;
 
@@ -76,6 +78,8 @@ struct ReplayHooks {
   std::function<bool()> stop;  // polled at every step
   // Called now and then, and at the end: the report so far, without its series.
   std::function<void(const ReplayReport&)> progress;
+  // Called on every step on which something is decoded, once it is planned.
+  std::function<void(const ContinuousBatch&, const PrefixForest&, const Plan&)> step;
 };
 
 // backend: may be null where execute_every is 0. Throws InvalidArgument/UnsupportedConfig before the first step

@@ -165,14 +165,7 @@ int32_t StepExecutor::fill_slot(int32_t page, const ContinuousBatch::Running& ru
 // Queries, outputs and table of this step. The table has the strides of the batch's own, so that the plan's
 // page offsets mean the same entry; page ids are slots.
 void StepExecutor::lay_out(const ContinuousBatch& batch) {
-  tensors_.buffers.resize(2);  // the caches stay
   const BlockTableView table = batch.table();
-  tensors_.page_ids.buffer = tensors_.buffers.size();
-  tensors_.page_ids.dtype = DType::kInt32;
-  tensors_.page_ids.ndim = 2;
-  tensors_.page_ids.shape = {table.num_requests, table.num_columns};
-  tensors_.page_ids.strides = {table.row_stride, 1};
-  tensors_.block_table = tensors_.page_ids;
   std::vector<int32_t> slots(static_cast<size_t>(table.num_requests * table.row_stride),
                              ContinuousBatch::kWildPage);
   for (size_t row = 0; row < batch.rows().size(); ++row) {
@@ -183,6 +176,14 @@ void StepExecutor::lay_out(const ContinuousBatch& batch) {
       slots[entry] = fill_slot(table.data[entry], running, i);
     }
   }
+  // Only now: filling a slot takes views of all tensors, those of the step before included.
+  tensors_.buffers.resize(2);  // the caches stay
+  tensors_.page_ids.buffer = tensors_.buffers.size();
+  tensors_.page_ids.dtype = DType::kInt32;
+  tensors_.page_ids.ndim = 2;
+  tensors_.page_ids.shape = {table.num_requests, table.num_columns};
+  tensors_.page_ids.strides = {table.row_stride, 1};
+  tensors_.block_table = tensors_.page_ids;
   std::vector<std::byte> bytes(slots.size() * sizeof(int32_t));
   std::memcpy(bytes.data(), slots.data(), bytes.size());
   tensors_.buffers.push_back({"page_ids", std::move(bytes)});

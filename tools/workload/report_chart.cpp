@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "fmt/format.h"
+#include "workload/words.h"
 
 namespace capillary {
 namespace {
@@ -189,29 +190,6 @@ class Drawing {
 
 std::string chart_svg(const Chart& chart) {
   return chart.begin.empty() ? "" : Drawing(chart).str();
-}
-
-std::string escape_html(const std::string& text) {
-  std::string escaped;
-  for (const char character : text) {
-    switch (character) {
-      case '&':
-        escaped += "&amp;";
-        break;
-      case '<':
-        escaped += "&lt;";
-        break;
-      case '>':
-        escaped += "&gt;";
-        break;
-      case '"':
-        escaped += "&quot;";
-        break;
-      default:
-        escaped += character;
-    }
-  }
-  return escaped;
 }
 
 }  // namespace capillary

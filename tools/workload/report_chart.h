@@ -27,6 +27,4 @@ struct Chart {
 // The <svg> element; empty when there are no intervals.
 std::string chart_svg(const Chart& chart);
 
-std::string escape_html(const std::string& text);
-
 }  // namespace capillary

@@ -9,6 +9,7 @@
 #include "fmt/format.h"
 #include "workload/report.h"
 #include "workload/report_chart.h"
+#include "workload/words.h"
 
 namespace capillary {
 namespace {
@@ -77,6 +78,7 @@ std::string tiles(const ReplayReport& report) {
   return html + "</div>\n";
 }
 
+// Neighbours summed until there are few enough to plot.
 std::vector<SeriesPoint> plotted_points(const ReplayReport& report) {
   const size_t together = (report.series.size() + kPlottedPoints - 1) / kPlottedPoints;
   std::vector<SeriesPoint> points;
@@ -90,11 +92,26 @@ std::vector<SeriesPoint> plotted_points(const ReplayReport& report) {
   return points;
 }
 
+// Neighbours summed until every point has a step on which all modes were planned, or curves would be dots.
+std::vector<SeriesPoint> compared_points(const std::vector<SeriesPoint>& points) {
+  std::vector<SeriesPoint> compared;
+  for (const SeriesPoint& point : points) {
+    if (point.compared_steps > 0 || compared.empty()) {
+      compared.push_back(point);
+    } else {
+      compared.back().merge(point);
+    }
+  }
+  return compared;
+}
+
 class Page {
  public:
-  explicit Page(const ReplayReport& report) : points_(plotted_points(report)) {}
+  explicit Page(const ReplayReport& report)
+      : points_(plotted_points(report)), compared_(compared_points(points_)) {}
 
   using Figure = std::function<double(const SeriesPoint&)>;
+  enum class Points { kAll, kCompared };
   struct Curve {
     const char* name;
     const char* css_class;
@@ -102,20 +119,21 @@ class Page {
   };
 
   void plot(const char* title, const std::string& caption, const char* unit, bool from_zero,
-            const std::vector<Curve>& curves, bool stacked = false) {
+            const std::vector<Curve>& curves, Points which = Points::kAll, bool stacked = false) {
+    const std::vector<SeriesPoint>& points = which == Points::kAll ? points_ : compared_;
     Chart chart;
     chart.title = title;
     chart.unit = unit;
     chart.from_zero = from_zero;
     chart.stacked = stacked;
-    for (const SeriesPoint& point : points_) {
+    for (const SeriesPoint& point : points) {
       chart.begin.push_back(point.begin_ms / 1e3);
       chart.end.push_back(point.end_ms / 1e3);
     }
     html_ += fmt::format("<h2>{}</h2>\n<p>{}</p>\n<div class=\"legend\">", title, caption);
     for (const Curve& curve : curves) {
       ChartSeries series{curve.name, curve.css_class, {}};
-      for (const SeriesPoint& point : points_) series.values.push_back(curve.figure(point));
+      for (const SeriesPoint& point : points) series.values.push_back(curve.figure(point));
       chart.series.push_back(std::move(series));
       html_ += fmt::format("<span><i class=\"{}\" style=\"background: var(--{})\"></i>{}</span>",
                            stacked ? "box" : "", curve.css_class, curve.name);
@@ -127,6 +145,7 @@ class Page {
 
  private:
   std::vector<SeriesPoint> points_;
+  std::vector<SeriesPoint> compared_;
   std::string html_;
 };
 
@@ -134,19 +153,7 @@ double a_step(double sum, int64_t steps) {
   return steps == 0 ? kNothing : sum / static_cast<double>(steps);
 }
 
-void add_plots(const ReplayReport& report, Page& page) {
-  page.plot(
-      "Batch size", "Requests a step over simulated time; waiting: arrived, not admitted yet.", "",
-      true,
-      {{"running", "s0",
-        [](const SeriesPoint& p) { return a_step(static_cast<double>(p.requests), p.steps); }},
-       {"waiting", "s1",
-        [](const SeriesPoint& p) { return a_step(static_cast<double>(p.waiting), p.steps); }}});
-  page.plot("Sharing",
-            "KV bytes counted once per request (flat) over KV bytes counted once (unique).", "",
-            false, {{"flat / unique", "s0", [](const SeriesPoint& p) {
-                       return a_step(static_cast<double>(p.flat_tokens), p.unique_tokens);
-                     }}});
+void add_comparison(const ReplayReport& report, Page& page) {
   const std::string every =
       report.options.compare_every > 1
           ? fmt::format(" All three are planned on every {}th step.", report.options.compare_every)
@@ -163,16 +170,35 @@ void add_plots(const ReplayReport& report, Page& page) {
             {{"flat", "s2", flat},
              {"shared-l2", "s1", shared_l2},
              {"auto", "s0",
-              [](const SeriesPoint& p) { return a_step(p.compared_auto_us, p.compared_steps); }}});
+              [](const SeriesPoint& p) { return a_step(p.compared_auto_us, p.compared_steps); }}},
+            Page::Points::kCompared);
   page.plot("Time relative to auto", "Above 1: slower than the plan that was chosen.", "x", false,
             {{"flat", "s2",
               [](const SeriesPoint& p) {
                 return p.compared_auto_us > 0 ? p.compared_flat_us / p.compared_auto_us : kNothing;
               }},
-             {"shared-l2", "s1", [](const SeriesPoint& p) {
+             {"shared-l2", "s1",
+              [](const SeriesPoint& p) {
                 return p.compared_auto_us > 0 ? p.compared_shared_l2_us / p.compared_auto_us
                                               : kNothing;
-              }}});
+              }}},
+            Page::Points::kCompared);
+}
+
+void add_plots(const ReplayReport& report, Page& page) {
+  page.plot(
+      "Batch size", "Requests a step over simulated time; waiting: arrived, not admitted yet.", "",
+      true,
+      {{"running", "s0",
+        [](const SeriesPoint& p) { return a_step(static_cast<double>(p.requests), p.steps); }},
+       {"waiting", "s1",
+        [](const SeriesPoint& p) { return a_step(static_cast<double>(p.waiting), p.steps); }}});
+  page.plot("Sharing",
+            "KV bytes counted once per request (flat) over KV bytes counted once (unique).", "",
+            false, {{"flat / unique", "s0", [](const SeriesPoint& p) {
+                       return a_step(static_cast<double>(p.flat_tokens), p.unique_tokens);
+                     }}});
+  if (report.compared_steps > 0) add_comparison(report, page);
   std::vector<Page::Curve> clusters;
   constexpr const char* kClasses[] = {"c1", "c2", "c4", "c8", "c16"};
   constexpr const char* kNames[] = {"1", "2", "4", "8", "16"};
@@ -182,7 +208,7 @@ void add_plots(const ReplayReport& report, Page& page) {
                         }});
   }
   page.plot("Cluster sizes chosen", "Share of the steps planned with each cluster size.", "", true,
-            clusters, true);
+            clusters, Page::Points::kAll, true);
   page.plot(
       "Plan time",
       fmt::format("Measured here, mean of neighbouring steps; over all steps p50 {:.1f} us, p99 "

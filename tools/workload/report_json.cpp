@@ -129,10 +129,12 @@ std::string replay_json(const ReplayReport& report) {
                            {"compared_auto", ratio(report.compared_auto_us, compared)},
                            {"compared_shared_l2", ratio(report.compared_shared_l2_us, compared)},
                            {"compared_flat", ratio(report.compared_flat_us, compared)},
-                           {"slower_than_flat_steps", report.slower_than_flat_steps}}},
+                           {"slower_than_flat_steps", report.slower_than_flat_steps},
+                           {"worst_over_flat", report.worst_over_flat}}},
                          {"cluster_steps", clusters_json(report.cluster_steps)},
                          {"plan_us", time_json(report.plan_time)},
-                         {"forest_us", time_json(report.forest_time)}};
+                         {"forest_us", time_json(report.forest_time)},
+                         {"restructured_steps", report.restructured_steps}};
   object["execution"] = execution_json(report);
   object["options"] = options_json(report);
   object["series"] = ordered_json::array();
