@@ -90,18 +90,17 @@ __device__ void run_compute_role(const KernelArgs& args, Storage<Tr>& storage) {
       named_sync(NamedBarrier::kConsumers, Tr::kConsumerThreads);
       tracer.mark(TraceEvent::kPhaseEnd, 0);
     }
-    // Twice through the same code, which is long: a rank's own slots before the ranks meet, all else after.
-    uint32_t next_merge = 0;
-    for (bool own_slots = program->needs_exchange != 0;; own_slots = false) {
+    uint32_t own_merges = 0;
+    if (program->needs_exchange != 0) {
       // A rank may have touched no slot since the last exchange; its peers still count on its arrival.
-      if (own_slots) gate.pass();
-      next_merge = run_merges(args, storage, *program, rows, next_merge, own_slots);
-      if (!own_slots) break;
+      gate.pass();
+      own_merges = merge_own_slots(storage, *program);
       named_sync(NamedBarrier::kConsumers, Tr::kConsumerThreads);
       arrive_at_all_ranks(&storage.slots_ready, cluster_size);
       wait_cluster(&storage.slots_ready, exchange_parity, Wait::kSlotsReady);
-      tracer.mark(TraceEvent::kPeersReady, 0);
     }
+    tracer.mark(TraceEvent::kPeersReady, 0);
+    run_merges(args, storage, *program, rows, own_merges);
     named_sync(NamedBarrier::kConsumers, Tr::kConsumerThreads);
     if (program->needs_exchange != 0) {
       arrive_at_all_ranks(&storage.slots_free, cluster_size);

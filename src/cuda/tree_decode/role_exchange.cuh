@@ -231,29 +231,50 @@ __device__ void deliver_part(const KernelArgs& args, const PlanHeader& header, c
     ptx::st_relaxed_gpu(g_tags + place(part), 0);
 }
 
-// This rank's merges from `first` on: those of its own slots, which come first, or all others. Returns the first
-// merge that it leaves.
+// First row of a merge for this warp when the merges before it have `before` rows: rows are dealt to the consumer
+// warps in turn.
 template <class Tr>
-__device__ __forceinline__ uint32_t run_merges(const KernelArgs& args, Storage<Tr>& storage,
-                                               const Program& program, const JobRows& rows,
-                                               uint32_t first, bool own_slots) {
-  const PlanView plan(args.plan);
+__device__ __forceinline__ uint32_t first_row_of_warp(uint32_t before) {
   const uint32_t warp = threadIdx.x / 32;
-  uint32_t before = 0;  // rows of the merges so far: they are dealt to the consumer warps in turn
-  uint32_t i = first;
-  for (; i < program.num_merges; ++i) {
+  return (warp + Tr::kConsumerWarps - before % Tr::kConsumerWarps) % Tr::kConsumerWarps;
+}
+
+// Before the ranks meet: the merges of this rank's own slots, which come first. Returns how many there are. Not
+// inlined: its registers would be taken from the loops of the role, which lost 3 % that way.
+template <class Tr>
+__device__ __noinline__ uint32_t merge_own_slots(Storage<Tr>& storage, const Program& program) {
+  uint32_t before = 0, i = 0;
+  for (; i < program.num_merges && program.merges[i].destination == Destination::kSlot; ++i) {
     const Merge merge = program.merges[i];
-    if (own_slots && merge.destination != Destination::kSlot) break;
     const Partial* partials = program.partials + merge.partial_begin;
-    const uint32_t skip =
-        (warp + Tr::kConsumerWarps - before % Tr::kConsumerWarps) % Tr::kConsumerWarps;
-    for (uint32_t row = skip; row < merge.num_rows; row += Tr::kConsumerWarps) {
+    for (uint32_t row = first_row_of_warp<Tr>(before); row < merge.num_rows;
+         row += Tr::kConsumerWarps) {
       RowState state;
       RowPiece<Tr> piece;
       gather_row<Tr>(merge, row, partials, storage, state, piece);
-      if (merge.destination == Destination::kSlot)
-        keep_row<Tr>(storage, static_cast<int>(partials[0].slot + row), state, piece);
-      else if (merge.destination == Destination::kWorkspace)
+      keep_row<Tr>(storage, static_cast<int>(partials[0].slot + row), state, piece);
+    }
+    before += merge.num_rows;
+  }
+  return i;
+}
+
+// This rank's other merges.
+template <class Tr>
+__device__ __forceinline__ void run_merges(const KernelArgs& args, Storage<Tr>& storage,
+                                           const Program& program, const JobRows& rows,
+                                           uint32_t first) {
+  const PlanView plan(args.plan);
+  uint32_t before = 0;
+  for (uint32_t i = first; i < program.num_merges; ++i) {
+    const Merge merge = program.merges[i];
+    const Partial* partials = program.partials + merge.partial_begin;
+    for (uint32_t row = first_row_of_warp<Tr>(before); row < merge.num_rows;
+         row += Tr::kConsumerWarps) {
+      RowState state;
+      RowPiece<Tr> piece;
+      gather_row<Tr>(merge, row, partials, storage, state, piece);
+      if (merge.destination == Destination::kWorkspace)
         deliver_part<Tr>(args, plan.header(), plan.splits()[merge.split], merge, row, rows, state,
                          piece);
       else
@@ -261,7 +282,6 @@ __device__ __forceinline__ uint32_t run_merges(const KernelArgs& args, Storage<T
     }
     before += merge.num_rows;
   }
-  return i;
 }
 
 }  // namespace capillary::tree_decode
