@@ -25,6 +25,9 @@ constexpr int32_t most_rounds(int32_t num_kv_heads) {
 }
 // Predictions closer than this are as good as equal.
 constexpr double kTie = 0.02;
+// Estimates of one grouping fall and then rise with the cluster size: this much above the least, the larger ones are
+// not looked at.
+constexpr double kPastBest = 1.1;
 // Steps that read for less than this may be fastest on few CTAs.
 constexpr double kSmallUs = 8;
 constexpr int64_t kMostJobsInARow = 8;
@@ -185,17 +188,21 @@ bool Planner::Impl::is_better(const Grouping::Estimate& estimate) const {
 
 bool Planner::Impl::try_pieces(Mode mode, int32_t num_pieces, bool keep_trees) {
   const bool cuts_trees = grouping.cut(num_pieces, keep_trees);
+  double smaller_us = kNeverUs;
   for (int index = 0; index < kNumClusterSizes; ++index) {
     if (!may_use(index) || !worth_trying(index, num_pieces)) continue;
     const int32_t cluster_size = 1 << index;
     const double good_us = best_groups.empty() ? kNeverUs : best.predicted_us * (1 + kTie);
     const Grouping::Estimate estimate =
         grouping.evaluate(cluster_size, profile.max_clusters[static_cast<size_t>(index)], good_us);
+    const bool past_best = estimate.us > smaller_us * kPastBest && estimate.us > good_us;
+    smaller_us = std::min(smaller_us, estimate.us);
     const PlanCandidate candidate{mode, cluster_size, num_pieces, estimate.us};
     if (keep_trees)
       note(candidate);
     else
       candidates.push_back(candidate);
+    if (past_best) break;
     if (!is_better(estimate)) continue;
     best = candidate;
     best_tiles = estimate.planned_tiles;
