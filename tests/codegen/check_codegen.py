@@ -22,11 +22,11 @@ REQUIRED = [
 ]
 FORBIDDEN = [
     (r"\b(?:atom|red)\.[\w.:]*\b(?:f16|f16x2|bf16|bf16x2|f32|f64)\b", "floating-point atomic"),
-    (r"\bcall\b(?!\.uni\s+\S*walk_schedule)(?!.*__assertfail|.*vprintf)", "call that was not inlined"),
+    (r"\bcall\b(?!\.uni\s+\S*(?:walk_schedule|merge_own_slots))(?!.*__assertfail|.*vprintf)", "call that was not inlined"),
 ]
-# Spill stores a kernel may have, by head_dim; the others none. From 192 on the output of 16 narrow rows alone is
-# 96 or 128 registers of a thread; at 112 ptxas spills outside of the loops (docs/kernel.md).
-SPILL_BUDGET_BYTES = {112: 64, 192: 256, 256: 1024}
+# Spill stores a kernel may have, by head_dim; 64 none. Narrow items of 16 rows are what does not fit: from 192 on
+# their output alone is 96 or 128 registers of a thread. The wide loop has none (docs/kernel.md).
+SPILL_BUDGET_BYTES = {80: 112, 96: 112, 112: 112, 128: 112, 192: 512, 256: 1600}
 HEAD_DIM = re.compile(r"Traits\w*?Li(\d+)E")
 FORBIDDEN_REPORT = [
     (r"setmaxnreg.*ignored", "setmaxnreg was ignored"),
