@@ -146,7 +146,8 @@ void Planner::Impl::collect_piece_counts() {
     if (is_small && pieces > least && pieces <= most) piece_counts.push_back(pieces);
   for (int index = 0; index < kNumClusterSizes; ++index) {
     if (!may_use(index)) continue;
-    for (int32_t fill = 1; fill <= most_rounds(shape.num_kv_heads); ++fill) {
+    const int32_t rounds = index < 2 ? most_rounds(shape.num_kv_heads) : 2;
+    for (int32_t fill = 1; fill <= rounds; ++fill) {
       const int32_t pieces =
           profile.max_clusters[static_cast<size_t>(index)] * fill / shape.num_kv_heads;
       piece_counts.push_back(std::max({std::min(pieces, most), least, 1}));
