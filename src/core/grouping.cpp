@@ -123,7 +123,7 @@ int32_t Grouping::best_cut(double ideal, int32_t middle, int32_t first, int32_t 
 
 bool Grouping::cut(int32_t num_pieces, bool keep_trees) {
   num_pieces_ = std::max(num_pieces, 1);
-  groups_.clear(), work_.clear();
+  groups_.clear(), work_.clear(), repeats_.clear();
   const double total = weight_sum_.back();
   const double share = total / num_pieces_;
   bool cuts_trees = false;
@@ -144,7 +144,9 @@ bool Grouping::cut(int32_t num_pieces, bool keep_trees) {
   add_groups(begin, num_queries_);
   total_tiles_ = {};
   for (const QueryGroup& group : groups_) {
-    work_.push_back(work_of(group.query_begin, group.query_end));
+    const GroupWork work = work_of(group.query_begin, group.query_end);
+    repeats_.push_back(!work_.empty() && work == work_.back() ? 1 : 0);
+    work_.push_back(work);
     for (size_t i = 0; i < total_tiles_.size(); ++i) total_tiles_[i] += work_.back().tiles[i];
   }
   return cuts_trees;
@@ -346,7 +348,7 @@ Grouping::Estimate Grouping::evaluate(int32_t cluster_size, int32_t max_clusters
   job_times_.clear();
   double last_us = 0;
   for (size_t i = 0; i < groups_.size(); ++i) {
-    if (i > 0 && work_[i] == work_[i - 1]) {
+    if (repeats_[i] != 0) {
       groups_[i].num_jobs = groups_[i - 1].num_jobs;
       job_times_.back().count += groups_[i].num_jobs * num_heads;
       estimate.num_jobs += groups_[i].num_jobs;

@@ -91,7 +91,8 @@ class Grouping {
   std::vector<int32_t> stack_;
   std::vector<QueryGroup> groups_;
   std::vector<GroupWork> work_;
-  TileCounts total_tiles_{};  // of all groups
+  std::vector<uint8_t> repeats_;  // 1: the same work as the group before
+  TileCounts total_tiles_{};      // of all groups
   struct JobTime {
     double us;
     int64_t count;

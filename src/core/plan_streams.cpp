@@ -30,10 +30,11 @@ void PlanBuilder::collect_stream_items(std::span<const Part> parts, int32_t run)
   for (int32_t query = first; query < last; ++query) atom_end_[at(query)] = query + 1;
   // Parts are in preorder, so the deepest comes last, and a narrow part comes before those below it.
   int32_t covered = first;
-  bool any_narrow = false;
+  bool any_narrow = false, any_blocks = false;
   for (const Part& part : parts) {
     const Element& element = elements_[part.element];
     any_narrow |= !element.wide;
+    any_blocks |= !element.wide && element.reads > 1;
     if (element.wide || element.reads > 1) {
       std::fill(shared_part_.begin() + element.query_begin,
                 shared_part_.begin() + element.query_end, static_cast<int32_t>(part.element));
@@ -46,7 +47,8 @@ void PlanBuilder::collect_stream_items(std::span<const Part> parts, int32_t run)
 
   size_t next_part = 0;
   const auto add_block = [&](int32_t begin, int32_t end) {
-    for (const Part& part : parts) {
+    for (size_t i = 0; any_blocks && i < parts.size(); ++i) {
+      const Part& part = parts[i];
       const Element& element = elements_[part.element];
       if (element.query_begin > begin) break;
       if (!element.wide && element.reads > 1 && element.query_end >= end)
