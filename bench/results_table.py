@@ -38,7 +38,7 @@ def rows_of(records):
 
 def source_line(record):
     return (
-        f"{record['gpu']}, driver {record['driver']}, CUDA {record['toolkit']}, {record['date']}, commit "
+        f"{record['gpu']}, CUDA driver API {record['driver']}, CUDA {record['toolkit']}, {record['date']}, commit "
         f"{record['commit']}; bf16, head_dim 128, HND; time of one step in a CUDA graph, L2 cold, median of "
         f"{record['repeats']}; every step checked; floor: unique bytes at the read rate measured in the same run, or "
         f"useful FLOPs at 750 TFLOP/s"

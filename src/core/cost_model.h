@@ -24,7 +24,7 @@ inline constexpr int kMergeWarps = 8;
 // parts, 19 us with 30), which differed in cluster size too: an order of magnitude, not a measurement.
 inline constexpr double kPartUs = 0.13;
 
-// Gathering one row from up to eight slots of the CTA's own, a warp: counted (some 300 cycles), not measured.
+// Gathering one row from up to eight slots of the CTA's own, a warp: a guess (some 300 cycles).
 inline constexpr double kOwnMergeUs = 0.2;
 
 constexpr int tile_class(int32_t num_rows) {
