@@ -38,12 +38,12 @@ struct DeviceProfile {
   double hbm_gbps_per_cta = 36;  // the most one CTA draws while the others leave HBM idle
   double l2_gbps_per_cta = 55;   // L2-resident read into one SM
   double wide_gbps_per_cta =
-      32;  // what the wide path's swizzled tensor copies bring into one SM, from anywhere
+      43;  // what the wide path's swizzled tensor copies bring into one SM, from anywhere
   ByClusterSize dsm_load_gbps_per_cta = {128, 30, 28, 28, 28};
   double dsm_latency_us = 0.09;      // one peer load
   double cluster_barrier_us = 0.95;  // arrive to wake-up
   double l2_merge_latency_us = 3.1;  // write a part, fence, see the others' tags, read them back
-  double matrix_tflops = 422;        // what the wide path reaches: for estimates, never for floors
+  double matrix_tflops = 500;        // what the wide path reaches: for estimates, never for floors
   // A large matrix product on random data (694 to 790 seen on an H200, by power and clocks): for floors.
   double matrix_ceiling_tflops = 750;
   double narrow_tile_us = 1.0;  // one 16-token tile of one narrow stream (latency of its chain)
