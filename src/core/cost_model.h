@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstdint>
 
 #include "capillary/plan.h"
@@ -134,10 +135,10 @@ class CostModel {
   const DeviceProfile& profile() const { return profile_; }
 
  private:
-  // Rows that the busiest of the merging warps handles.
+  // Rows that the busiest of the merging warps handles; their number is a power of two.
   static int64_t rounds(int64_t num_rows, int cluster_size) {
-    const int64_t warps = int64_t{kMergeWarps} * cluster_size;
-    return (num_rows + warps - 1) / warps;
+    const auto warps = static_cast<uint32_t>(kMergeWarps * cluster_size);
+    return (num_rows + warps - 1) >> std::countr_zero(warps);
   }
 
   ModelShape shape_;

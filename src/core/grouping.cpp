@@ -5,6 +5,8 @@
 #include <bit>
 #include <cmath>
 
+#include "core/least_heap.h"
+
 namespace capillary {
 
 namespace {
@@ -244,11 +246,13 @@ Grouping::JobParts Grouping::job_parts(const GroupWork& work, int32_t num_jobs,
   const double share = 1.0 / ranks;
   double rank_us = 0, all_tiles = 1;
   for (size_t i = 0; i < work.tiles.size(); ++i) {
+    if (work.tiles[i] == 0) continue;
     all_tiles += static_cast<double>(work.tiles[i]);
     rank_us += static_cast<double>(work.tiles[i]) * tile_times[i] * share;
   }
   JobParts parts{rank_us, 0, profile.job_start_us};
   for (size_t i = 0; i < work.tiles.size(); ++i) {
+    if (work.tiles[i] == 0) continue;
     // Ranks take equal times of tiles: one may have nothing but the class with the most arithmetic.
     const double all_us = static_cast<double>(work.tiles[i]) * model_.compute_us()[i];
     if (ranks == 1)
@@ -305,20 +309,18 @@ double Grouping::makespan(int32_t num_clusters, double floor_us, double good_us)
   loads_.assign(1, {0.0, num_clusters});
   for (const JobTime& job : job_times_) {
     for (int64_t left = job.count; left > 0;) {
-      std::pop_heap(loads_.begin(), loads_.end(), longer);
-      JobTime& least = loads_.back();
+      JobTime& least = loads_.front();
       const int64_t taken = std::min(left, least.count);
       const JobTime loaded{least.us + job.us, taken};
       us = std::max(us, loaded.us);
       left -= taken;
-      least.count -= taken;
-      if (least.count > 0) {
-        std::push_heap(loads_.begin(), loads_.end(), longer);
-        loads_.push_back(loaded);
+      if (taken == least.count) {
+        replace_least(&loads_, loaded, longer);
       } else {
-        least = loaded;
+        least.count -= taken;
+        loads_.push_back(loaded);
+        std::push_heap(loads_.begin(), loads_.end(), longer);
       }
-      std::push_heap(loads_.begin(), loads_.end(), longer);
     }
   }
   return us;
