@@ -101,25 +101,26 @@ void Grouping::index_cuts() {
 }
 
 // The place in [first, last] where a cut costs least: work moved away from the ideal, and work done twice.
-// at: the first place whose weight is not below the ideal.
+// middle: the first place whose weight is not below the ideal. On each side of it, going away, more work moves, so of the cuts
+// through one node the nearest is best, and the next to look at is where that node ends.
 int32_t Grouping::best_cut(double ideal, int32_t middle, int32_t first, int32_t last,
                            double reach) const {
   int32_t best = -1;
   double best_cost = 0;
-  const auto consider = [&](int32_t place, double moved) {
+  // Returns whether farther ones may be better.
+  const auto consider = [&](int32_t place) {
+    const double moved = std::abs(weight_sum_[at(place)] - ideal);
+    if (best >= 0 && (moved >= best_cost || moved > reach)) return false;
     const double cost = moved + cut_tiles_[at(place)];
     if (best < 0 || cost < best_cost) best = place, best_cost = cost;
+    return cut_node_[at(place)] >= 0;
   };
-  for (int32_t place = std::min(middle, last); place >= first; --place) {
-    const double moved = std::abs(weight_sum_[at(place)] - ideal);
-    if (best >= 0 && (moved >= best_cost || moved > reach)) break;
-    consider(place, moved);
-  }
-  for (int32_t place = std::max(middle + 1, first); place <= last; ++place) {
-    const double moved = std::abs(weight_sum_[at(place)] - ideal);
-    if (best >= 0 && (moved >= best_cost || moved > reach)) break;
-    consider(place, moved);
-  }
+  if (middle >= first && middle <= last) consider(middle);
+  const int32_t left = std::min(middle - 1, last), right = std::max(middle + 1, first);
+  for (int32_t place = left; place >= first && consider(place);)
+    place = shared_[at(cut_node_[at(place)])].query_begin;
+  for (int32_t place = right; place <= last && consider(place);)
+    place = shared_[at(cut_node_[at(place)])].query_end;
   return best;
 }
 

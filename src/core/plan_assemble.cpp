@@ -320,7 +320,7 @@ void PlanBuilder::assemble(uint64_t profile_hash, double predicted_us,
   header.phases_offset = writer.append(std::span<const Phase>(phases_));
   header.num_phases = static_cast<uint32_t>(phases_.size());
   header.items_offset = writer.append(std::span<const WorkItem>(items_));
-  header.num_items = static_cast<uint32_t>(items_.size());
+  header.num_items = items_.size();
   header.segments_offset = writer.append(std::span<const Segment>(segments_));
   header.num_segments = static_cast<uint32_t>(segments_.size());
   header.merges_offset = writer.append(std::span<const Merge>(merges_));

@@ -47,13 +47,7 @@ void PlanBuilder::build(const BuildRequest& request) {
   element_of_node_.resize(nodes.size());
   queries_.assign(num_requests, QueryState{});
   next_stamp_ = 0;
-  first_node_at_.resize(num_requests + 1);
-  size_t node = 0;
-  for (size_t position = 0; position <= num_requests; ++position) {
-    while (node < nodes.size() && nodes[node].request_begin < static_cast<int32_t>(position))
-      ++node;
-    first_node_at_[position] = static_cast<int32_t>(node);
-  }
+  next_node_ = 0;
 
   for (const QueryGroup& group : request.groups) {
     first_job_ = static_cast<int32_t>(jobs_.size());
@@ -82,7 +76,7 @@ void PlanBuilder::build(const BuildRequest& request) {
 int32_t PlanBuilder::add_keys(const ForestNode& node, int32_t query_begin, int32_t query_end,
                               int32_t above) {
   const int32_t tiles = (node.num_tokens + kTileTokens - 1) / kTileTokens;
-  const auto segment = static_cast<uint32_t>(element_segments_.size());
+  const auto segment = element_segments_.size();
   element_segments_.push_back({node.page_offset, 0, node.num_tokens, node.token_begin, 0});
   num_page_ids_ = std::max(num_page_ids_, node.page_offset + page_of(node.num_tokens - 1) + 1);
   if (above >= 0) {
@@ -96,7 +90,7 @@ int32_t PlanBuilder::add_keys(const ForestNode& node, int32_t query_begin, int32
   }
   elements_.push_back(
       {query_begin, query_end, above, 0, segment, 1, tiles, false, 1, 0, 0, 0});
-  return static_cast<int32_t>(elements_.size()) - 1;
+  return static_cast<int32_t>(elements_.size() - 1);
 }
 
 void PlanBuilder::finish_elements(const QueryGroup& group) {
@@ -154,10 +148,11 @@ void PlanBuilder::collect_elements(const QueryGroup& group) {
                  std::min(node.request_end, group.query_end), above);
   };
   for (const int32_t index : path_) add(index);
-  const int32_t later_end = first_node_at_[static_cast<size_t>(group.query_end)];
-  for (int32_t index = first_node_at_[static_cast<size_t>(group.query_begin) + 1];
-       index < later_end; ++index)
-    add(index);
+  while (next_node_ < nodes.size() && nodes[next_node_].request_begin <= group.query_begin)
+    ++next_node_;
+  for (; next_node_ < nodes.size() && nodes[next_node_].request_begin < group.query_end;
+       ++next_node_)
+    add(static_cast<int32_t>(next_node_));
   finish_elements(group);
 }
 
@@ -180,8 +175,8 @@ void PlanBuilder::emit_run(int32_t run) {
                     static_cast<size_t>(run);
   rank_works_[work] = {};
   rank_works_[work].phase_begin = static_cast<uint32_t>(phases_.size());
-  rank_works_[work].item_begin = static_cast<uint32_t>(items_.size());
-  rank_works_[work].segment_begin = static_cast<uint32_t>(segments_.size());
+  rank_works_[work].item_begin = items_.size();
+  rank_works_[work].segment_begin = segments_.size();
   const std::span<const Part> parts(parts_.data() + run_begin_[static_cast<size_t>(run)],
                                     parts_.data() + run_begin_[static_cast<size_t>(run) + 1]);
   if (parts.empty()) return;
@@ -221,9 +216,9 @@ void PlanBuilder::emit_run(int32_t run) {
   write_outputs(rank_works_[work].item_begin);
   rank_works_[work].num_phases =
       static_cast<uint32_t>(phases_.size()) - rank_works_[work].phase_begin;
-  rank_works_[work].num_items = static_cast<uint32_t>(items_.size()) - rank_works_[work].item_begin;
+  rank_works_[work].num_items = items_.size() - rank_works_[work].item_begin;
   rank_works_[work].num_segments =
-      static_cast<uint32_t>(segments_.size()) - rank_works_[work].segment_begin;
+      segments_.size() - rank_works_[work].segment_begin;
   max_slots_ = std::max(max_slots_, next_extra_slot_);
   if (segments_.size() > kMaxPlanSegments)
     throw UnsupportedConfig(five_parts(
@@ -292,7 +287,7 @@ void PlanBuilder::add_entry(QueryState* state, int32_t run, int32_t slot) {
 void PlanBuilder::emit_wide_phase(std::span<const Part> parts, int32_t run) {
   Phase phase{};
   phase.kind = PhaseKind::kWide;
-  phase.item_begin = static_cast<uint32_t>(items_.size());
+  phase.item_begin = items_.size();
   phase.num_items = static_cast<uint32_t>(parts.size());
   for (const Part& part : parts) {
     const Element& element = elements_[part.element];
@@ -303,7 +298,7 @@ void PlanBuilder::emit_wide_phase(std::span<const Part> parts, int32_t run) {
     append_segments(element, part.tile_begin, part.tile_end, &item);
     for (int32_t query = element.query_begin; query < element.query_end; ++query) {
       QueryState& state = query_state(query);
-      state.last_item = static_cast<uint32_t>(items_.size());
+      state.last_item = items_.size();
       if (resumes) continue;
       state.emitted_run = run;
       add_entry(&state, run, (query - slot_base_query_) * group_size_);

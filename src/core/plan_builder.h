@@ -10,6 +10,7 @@
 
 #include "capillary/plan.h"
 #include "core/cost_model.h"
+#include "core/pod_array.h"
 #include "shared/plan_layout.h"
 
 namespace capillary {
@@ -145,7 +146,7 @@ class PlanBuilder {
     item.init_slot = resumes ? static_cast<int16_t>(slot) : kNoSlot;
     item.dest_slot = static_cast<int16_t>(slot);
     item.destination = Destination::kSlot;
-    item.segment_begin = static_cast<uint32_t>(segments_.size());
+    item.segment_begin = segments_.size();
     return item;
   }
   // Tiles [tile_begin, tile_end) of a segment that begins with a page.
@@ -188,13 +189,12 @@ class PlanBuilder {
   TileTimes tile_times_{};
 
   // Of the group in hand.
-  std::vector<Element> elements_;
-  std::vector<Segment> element_segments_;
+  PodArray<Element> elements_;
+  PodArray<Segment> element_segments_;
   std::vector<int32_t> element_of_node_;
-  std::vector<int32_t>
-      first_node_at_;  // [num_requests + 1]: first node whose range begins there or later
+  size_t next_node_ = 0;  // first one that begins after all groups so far
   std::vector<int32_t> path_;
-  std::vector<Part> parts_;
+  PodArray<Part> parts_;
   std::vector<uint32_t> run_begin_;  // into parts_, one more than runs
   std::vector<double> run_us_;
   std::vector<int64_t> phase_stamps_;  // by phase_index: the last run that has the phase
@@ -202,9 +202,9 @@ class PlanBuilder {
   std::vector<Part> wide_parts_;
   std::vector<QueryState> queries_;
   int32_t next_stamp_ = 0;
-  std::vector<Part> stream_parts_;
-  std::vector<StreamItem> stream_items_;
-  std::vector<Entry> entries_;
+  PodArray<Part> stream_parts_;
+  PodArray<StreamItem> stream_items_;
+  PodArray<Entry> entries_;
   std::vector<PlacedMerge> placed_merges_;
   std::vector<Partial> partials_scratch_;
   int32_t first_job_ = 0;  // of the group, in jobs_
@@ -221,8 +221,8 @@ class PlanBuilder {
   std::vector<RankWork> rank_works_;
   std::vector<RankStart> rank_starts_;
   std::vector<Phase> phases_;
-  std::vector<WorkItem> items_;
-  std::vector<Segment> segments_;
+  PodArray<WorkItem> items_;
+  PodArray<Segment> segments_;
   std::vector<Merge> merges_;
   std::vector<Partial> partials_;
   std::vector<Split> splits_;

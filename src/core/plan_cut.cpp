@@ -130,7 +130,7 @@ void PlanBuilder::cut_into_runs(const QueryGroup& group) {
     }
   };
   const auto close_run = [&](double us) {
-    run_begin_.push_back(static_cast<uint32_t>(parts_.size()));
+    run_begin_.push_back(parts_.size());
     run_us_.push_back(us);
   };
   fill_runs(limit_us, num_runs, false, add_part, close_run);

@@ -94,7 +94,7 @@ void PlanBuilder::add_stream_item(int32_t query_begin, int32_t query_end, int32_
       return;
     }
   }
-  stream_items_.push_back({query_begin, query_end, static_cast<uint32_t>(stream_parts_.size() - 1),
+  stream_items_.push_back({query_begin, query_end, stream_parts_.size() - 1,
                            1, tiles, block_end});
 }
 
@@ -102,7 +102,7 @@ void PlanBuilder::emit_streams(int32_t run) {
   if (stream_items_.empty()) return;
   Phase phase{};
   phase.kind = PhaseKind::kNarrow;
-  phase.item_begin = static_cast<uint32_t>(items_.size());
+  phase.item_begin = items_.size();
   const double item_tiles = model_.stream_item_tiles();
   const auto cost = [&](int32_t tiles) { return tiles + item_tiles; };
   double left = 0;  // not yet given to a stream
@@ -224,7 +224,7 @@ void PlanBuilder::place_stream_item(const StreamItem& stream_item, int32_t tile_
       append_segments(elements_[part.element], part.tile_begin + from, part.tile_begin + to, &item);
     first += tiles;
   }
-  const auto index = static_cast<uint32_t>(items_.size());
+  const auto index = items_.size();
   for (int32_t i = 0; i < num_queries; ++i) states[i].last_item = index;
   items_.push_back(item);
 }
