@@ -327,7 +327,8 @@ double Grouping::makespan(int32_t num_clusters, double floor_us, double good_us)
   return us;
 }
 
-Grouping::Estimate Grouping::evaluate(int32_t cluster_size, int32_t max_clusters, double good_us) {
+Grouping::Estimate Grouping::evaluate(int32_t cluster_size, int32_t max_clusters, double good_us,
+                                      double stop_us) {
   const int64_t num_heads = model_.shape().num_kv_heads;
   Estimate estimate;
   for (const int64_t tiles : total_tiles_) estimate.planned_tiles += tiles;
@@ -349,6 +350,7 @@ Grouping::Estimate Grouping::evaluate(int32_t cluster_size, int32_t max_clusters
   const double pieces_per_us = 1 / std::max(us_of(total_tiles_) / num_pieces_, min_job_us);
   const double ahead_us = model_.num_stages() * load_us;
   job_times_.clear();
+  const double launch_us = model_.profile().launch_us;
   double last_us = 0;
   for (size_t i = 0; i < groups_.size(); ++i) {
     if (repeats_[i] != 0) {
@@ -365,13 +367,17 @@ Grouping::Estimate Grouping::evaluate(int32_t cluster_size, int32_t max_clusters
     // While a job merges and the next one starts, keys for that one come in, as many as there is room for.
     const double us = std::max(parts.tiles_us + std::max(parts.other_us - ahead_us, 0.0),
                                parts.compute_us + parts.other_us);
+    if (launch_us + us > stop_us) {
+      estimate.us = launch_us + us;
+      return estimate;
+    }
     job_times_.push_back({us, groups_[i].num_jobs * num_heads});
     // After the last job nothing comes in.
     last_us = std::max(last_us, std::max(parts.tiles_us, parts.compute_us) + parts.other_us - us);
   }
   const double hbm_us = static_cast<double>(hbm_tiles * model_.tile_bytes() * num_heads) /
                         (model_.profile().hbm_gbps * 1e3);
-  const double fixed_us = model_.profile().launch_us + last_us;
+  const double fixed_us = launch_us + last_us;
   estimate.us = fixed_us + makespan(max_clusters, hbm_us, good_us - fixed_us);
   return estimate;
 }
