@@ -46,7 +46,7 @@ struct PlanCandidate {
   Mode mode = Mode::kAuto;
   int32_t cluster_size = 1;
   int32_t num_pieces = 1;
-  double predicted_us = 0;
+  double predicted_us = 0;  // of those that clearly lose, a lower bound
 };
 
 // What `explain` prints; every number is read off the plan or the model, none is a guess.
@@ -111,6 +111,15 @@ class Planner {
   // Deterministic: same forest, shape, profile and options give the same bytes. The reference stays valid
   // until the next call. No allocation once the largest batch has been seen.
   const Plan& plan(const PrefixForest& forest);
+  // The plan of the next step. Where nothing but lengths of requests' own keys has changed since the last call
+  // (ForestTracker::restructured() says so), the last plan is made longer, in microseconds, and is as right as
+  // one made anew; predicted_us stays what it was. Where anything else has changed, or where the growth since
+  // the last full plan has put it out of balance (docs/planner.md, "From step to step"), this is plan().
+  const Plan& update(const PrefixForest& forest);
+  // Whether the last call of plan() or update() planned anew.
+  bool planned_anew() const;
+
+  // Of the last plan; worked out when first asked for, so not from several threads at once.
   const PlanSummary& summary() const;
 
   const ModelShape& shape() const;

@@ -299,9 +299,9 @@ void PlanBuilder::assemble(uint64_t profile_hash, double predicted_us,
     return (padded_words(arrays.size() * sizeof(arrays[0])) + ...);
   };
   const size_t num_words =
-      sizeof(PlanHeader) / 8 + words_of(rank_starts_, forest_->leaf_order(), schedule_begin_, schedule_,
-                                        jobs_, rank_works_, phases_, items_, segments_, merges_,
-                                        partials_, splits_);
+      sizeof(PlanHeader) / 8 + words_of(rank_starts_, forest_->leaf_order(), schedule_begin_,
+                                        schedule_, jobs_, rank_works_, phases_, items_, segments_,
+                                        merges_, partials_, splits_);
   if (num_words * 8 > UINT32_MAX)
     throw UnsupportedConfig(five_parts(
         "Planner::plan", "batch", "needs a plan of " + std::to_string(num_words * 8) + " bytes",

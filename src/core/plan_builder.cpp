@@ -88,8 +88,7 @@ int32_t PlanBuilder::add_keys(const ForestNode& node, int32_t query_begin, int32
       return above;
     }
   }
-  elements_.push_back(
-      {query_begin, query_end, above, 0, segment, 1, tiles, false, 1, 0, 0, 0});
+  elements_.push_back({query_begin, query_end, above, 0, segment, 1, tiles, false, 1, 0, 0, 0});
   return static_cast<int32_t>(elements_.size() - 1);
 }
 
@@ -114,10 +113,12 @@ void PlanBuilder::finish_elements(const QueryGroup& group) {
     Element& above = elements_[static_cast<size_t>(element.parent)];
     above.wide |= above.reads == 1;
   }
-  const double narrow_us = tile_times_[tile_class(1)], narrow_compute_us = model_.compute_us()[tile_class(1)];
+  const double narrow_us = tile_times_[tile_class(1)],
+               narrow_compute_us = model_.compute_us()[tile_class(1)];
   for (Element& element : elements_) {
     if (element.wide) {
-      const auto row_class = static_cast<size_t>(tile_class(std::max(rows(element), kMaxNarrowRows + 1)));
+      const auto row_class =
+          static_cast<size_t>(tile_class(std::max(rows(element), kMaxNarrowRows + 1)));
       element.reads = 1;
       element.tile_us = tile_times_[row_class];
       element.compute_us = model_.compute_us()[row_class];
@@ -217,8 +218,7 @@ void PlanBuilder::emit_run(int32_t run) {
   rank_works_[work].num_phases =
       static_cast<uint32_t>(phases_.size()) - rank_works_[work].phase_begin;
   rank_works_[work].num_items = items_.size() - rank_works_[work].item_begin;
-  rank_works_[work].num_segments =
-      segments_.size() - rank_works_[work].segment_begin;
+  rank_works_[work].num_segments = segments_.size() - rank_works_[work].segment_begin;
   max_slots_ = std::max(max_slots_, next_extra_slot_);
   if (segments_.size() > kMaxPlanSegments)
     throw UnsupportedConfig(five_parts(

@@ -207,7 +207,7 @@ class PlanBuilder {
   PodArray<Entry> entries_;
   std::vector<PlacedMerge> placed_merges_;
   std::vector<Partial> partials_scratch_;
-  int32_t first_job_ = 0;  // of the group, in jobs_
+  int32_t first_job_ = 0;    // of the group, in jobs_
   int32_t group_begin_ = 0;  // its first query
   int32_t num_group_jobs_ = 0;
   int32_t slot_base_query_ = 0;  // query whose rows have slot 0 in the run in hand

@@ -43,9 +43,10 @@ int32_t PlanBuilder::fill_runs(double limit_us, int32_t num_runs, bool counts,
         // Most elements fit whole, which is seen without a division.
         const bool fits_whole = tiles_us + take * element.tile_us <= limit_us &&
                                 busy_us + start_us + take * element.compute_us <= limit_us;
-        const double room = fits_whole ? take
-                                       : std::min((limit_us - tiles_us) / element.tile_us,
-                                                  (limit_us - busy_us - start_us) / element.compute_us);
+        const double room = fits_whole
+                                ? take
+                                : std::min((limit_us - tiles_us) / element.tile_us,
+                                           (limit_us - busy_us - start_us) / element.compute_us);
         if (!fits_whole && take > room + kSnap * limit_us / element.tile_us) {
           const auto fits = static_cast<int32_t>(std::max(room, 0.0)) / grain * grain;
           if (fits == 0 && has_work) {

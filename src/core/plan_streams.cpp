@@ -94,8 +94,7 @@ void PlanBuilder::add_stream_item(int32_t query_begin, int32_t query_end, int32_
       return;
     }
   }
-  stream_items_.push_back({query_begin, query_end, stream_parts_.size() - 1,
-                           1, tiles, block_end});
+  stream_items_.push_back({query_begin, query_end, stream_parts_.size() - 1, 1, tiles, block_end});
 }
 
 void PlanBuilder::emit_streams(int32_t run) {
@@ -126,8 +125,7 @@ void PlanBuilder::emit_streams(int32_t run) {
       const bool taken = state.main_stamp >= first_stamp;
       const bool in_item = query < item.query_end;
       if (taken || (cuts_item && in_item)) ++queries;
-      if (cuts_item && in_item && taken && state.held_stamp != first_stamp + stream)
-        ++queries;
+      if (cuts_item && in_item && taken && state.held_stamp != first_stamp + stream) ++queries;
     }
     return next_extra_slot_ + queries * group_size_ <= table_.num_slots;
   };

@@ -11,6 +11,7 @@
 #include "capillary/plan.h"
 #include "core/grouping.h"
 #include "core/plan_builder.h"
+#include "core/plan_update.h"
 
 namespace capillary {
 
@@ -108,6 +109,7 @@ struct Planner::Impl {
   CostModel model;
   Grouping grouping;
   PlanBuilder builder;
+  PlanUpdater updater;
 
   std::vector<int32_t> piece_counts;
   std::vector<PlanCandidate> candidates;
@@ -118,6 +120,7 @@ struct Planner::Impl {
   std::vector<QueryGroup> best_groups;
   Plan plan;
   PlanSummary summary;
+  bool planned_anew = false;
   bool is_summarised = true;  // a step is planned far more often than anybody asks how
 };
 
@@ -274,11 +277,12 @@ void Planner::Impl::summarise() {
   const int64_t token_bytes = dtype_bytes(shape.dtype) * (shape.head_dim + shape.v_dim());
   summary.unique_bytes = unique_tokens * token_bytes * heads;
   summary.flat_bytes = flat_tokens * token_bytes * heads;
-  summary.planned_bytes = builder.planned_tiles() * model.tile_bytes() * heads;
+  summary.planned_bytes =
+      (builder.planned_tiles() + updater.added_tiles()) * model.tile_bytes() * heads;
   summary.exchange_bytes = builder.exchange_rows() * model.partial_bytes() * heads;
   summary.split_bytes = builder.split_rows() * model.partial_bytes() * heads;
-  const double flops = 2.0 * static_cast<double>(flat_tokens) * shape.num_q_heads *
-                       (shape.head_dim + shape.v_dim());
+  const double flops =
+      2.0 * static_cast<double>(flat_tokens) * shape.num_q_heads * (shape.head_dim + shape.v_dim());
   summary.hbm_us = static_cast<double>(summary.unique_bytes) / (profile.hbm_gbps * 1e3);
   summary.compute_us = flops / (profile.matrix_tflops * 1e6);
   summary.floor_us = model.floor_us(unique_tokens, flat_tokens);
@@ -346,7 +350,21 @@ const Plan& Planner::plan(const PrefixForest& forest) {
   self.summary.num_requests = forest.num_requests();
   self.summary.num_nodes = static_cast<int32_t>(forest.nodes().size());
   self.is_summarised = false;
+  self.planned_anew = true;
+  self.updater.planned(forest);
   return self.plan;
+}
+
+const Plan& Planner::update(const PrefixForest& forest) {
+  Impl& self = *impl_;
+  if (!self.updater.update(forest, &self.plan.words_)) return plan(forest);
+  self.is_summarised = false;
+  self.planned_anew = false;
+  return self.plan;
+}
+
+bool Planner::planned_anew() const {
+  return impl_->planned_anew;
 }
 
 const PlanSummary& Planner::summary() const {
