@@ -113,7 +113,7 @@ class Planner {
   const Plan& plan(const PrefixForest& forest);
   // The plan of the next step. Where nothing but lengths of requests' own keys has changed since the last call
   // (ForestTracker::restructured() says so), the last plan is made longer, in microseconds, and is as right as
-  // one made anew; predicted_us stays what it was. Where anything else has changed, or where the growth since
+  // one made anew; predicted_us grows by what the added keys take from HBM. Where anything else has changed, or where the growth since
   // the last full plan has put it out of balance (docs/planner.md, "From step to step"), this is plan().
   const Plan& update(const PrefixForest& forest);
   // Whether the last call of plan() or update() planned anew.

@@ -121,6 +121,7 @@ struct Planner::Impl {
   Plan plan;
   PlanSummary summary;
   bool planned_anew = false;
+  double added_us = 0;        // by updates
   bool is_summarised = true;  // a step is planned far more often than anybody asks how
 };
 
@@ -294,7 +295,7 @@ void Planner::Impl::summarise() {
     summary.exchange_us = std::max(
         summary.exchange_us, model.exchange_us(job.rows, job.partial_rows, best.cluster_size));
   summary.fixed_us = profile.launch_us;
-  summary.predicted_us = best.predicted_us;
+  summary.predicted_us = best.predicted_us + added_us;
   summary.candidates = candidates;
   give_reason();
 }
@@ -351,6 +352,7 @@ const Plan& Planner::plan(const PrefixForest& forest) {
   self.summary.num_nodes = static_cast<int32_t>(forest.nodes().size());
   self.is_summarised = false;
   self.planned_anew = true;
+  self.added_us = 0;
   self.updater.planned(forest);
   return self.plan;
 }
@@ -358,6 +360,12 @@ const Plan& Planner::plan(const PrefixForest& forest) {
 const Plan& Planner::update(const PrefixForest& forest) {
   Impl& self = *impl_;
   if (!self.updater.update(forest, &self.plan.words_)) return plan(forest);
+  // What was added comes from HBM, whatever else the step does.
+  const int64_t bytes =
+      self.updater.added_tiles() * self.model.tile_bytes() * self.shape.num_kv_heads;
+  self.added_us = static_cast<double>(bytes) / (self.profile.hbm_gbps * 1e3);
+  reinterpret_cast<PlanHeader*>(self.plan.words_.data())->predicted_us =
+      static_cast<float>(self.best.predicted_us + self.added_us);
   self.is_summarised = false;
   self.planned_anew = false;
   return self.plan;
