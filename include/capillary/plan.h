@@ -37,7 +37,7 @@ struct PlanOptions {
   // 0: the planner chooses. Otherwise the number of jobs a KV head is cut into, as near as rows allow.
   int32_t num_pieces = 0;
   // CUDA graphs: always launch as many clusters as are co-resident, so that every plan of one cluster_size
-  // has the same grid. Needs cluster_size != 0.
+  // has the same grid. Needs cluster_size != 0; groups, cuts and mode stay free.
   bool fixed_grid = false;
 };
 
@@ -88,6 +88,7 @@ class Plan {
   int32_t cluster_size() const;
   int64_t workspace_bytes() const;
   double predicted_us() const;
+  uint64_t profile_hash() const;  // of the DeviceProfile it was made for; 0 when empty
 
  private:
   friend class Planner;
@@ -98,6 +99,10 @@ class Plan {
 // every partial merged exactly once, slots written before they are read, indices and workspace in range.
 // Throws InternalError naming the first thing that is wrong.
 void validate_plan(const void* blob, size_t size_bytes, const PrefixForest& forest);
+
+// Throws InvalidArgument, naming both hashes, unless the plan was made for this profile. A plan for another card
+// runs, and is right, but what was predicted and chosen was for that one.
+void check_profile(const Plan& plan, const DeviceProfile& profile);
 
 class Planner {
  public:
