@@ -2,7 +2,6 @@
 // PlanBuilder, second half: who merges which rows, which cluster runs which job, and the blob itself.
 #include <algorithm>
 #include <cstring>
-#include <functional>
 #include <tuple>
 
 #include "capillary/error.h"
@@ -196,13 +195,18 @@ void PlanBuilder::schedule() {
   const bool equal = longest <= shortest * 1.03;
   if (!equal)
     std::sort(order_.begin(), order_.end(), [&](uint32_t a, uint32_t b) {
-      return std::pair(-job_costs_[a].us, a) < std::pair(-job_costs_[b].us, b);
+      const double us_a = job_costs_[a].us, us_b = job_costs_[b].us;
+      return us_a > us_b || (us_a == us_b && a < b);
     });
   // Longest first on the least loaded cluster; neighbours in leaf order start together, so that an ancestor
   // they both read is still in L2 for the second.
   assigned_.resize(total);
   schedule_begin_.assign(clusters + 1, 0);
   // The first entry of each cluster meets none that has any.
+  using Load = std::pair<double, uint32_t>;
+  const auto later = [](const Load& a, const Load& b) {
+    return a.first > b.first || (a.first == b.first && a.second > b.second);
+  };
   heap_.clear();
   uint32_t entry = 0, next = 0;
   for (const uint32_t job : order_) {
@@ -215,9 +219,9 @@ void PlanBuilder::schedule() {
       if (equal) continue;
       if (entry < clusters) {
         heap_.push_back({us, cluster});
-        if (entry + 1 == clusters) std::make_heap(heap_.begin(), heap_.end(), std::greater<>());
+        if (entry + 1 == clusters) std::make_heap(heap_.begin(), heap_.end(), later);
       } else {
-        replace_least(&heap_, std::pair(heap_.front().first + us, cluster), std::greater<>());
+        replace_least(&heap_, Load(heap_.front().first + us, cluster), later);
       }
     }
   }
