@@ -53,8 +53,9 @@ class PlanBuffer {
   PlanBuffer(PlanBuffer&&) noexcept;
   PlanBuffer& operator=(PlanBuffer&&) noexcept;
 
-  // Asynchronous on `stream`. Once a launch of this buffer has been captured, later plans must keep its
-  // cluster size and cluster count (PlanOptions::fixed_grid plans do). Throws InvalidArgument before copying.
+  // Asynchronous on `stream`. Once a launch of this buffer has been captured, later plans must keep its grid
+  // (PlanOptions::fixed_grid plans do), heads, dims, page size and profile, and stay within its queries, page ids
+  // and workspace. Throws InvalidArgument or WorkspaceTooSmall before copying.
   void upload(const Plan& plan, void* stream);
   // What the last upload brought.
   int64_t workspace_bytes() const;
