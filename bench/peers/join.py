@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Puts peers' times beside ours and writes the table: join.py PEERS.jsonl ... [--ours bench/results/h200.jsonl] [--out FILE]
+"""Puts peers' times beside ours and writes the table: join.py PEERS.jsonl ... [--ours RECORD.jsonl ...] [--out FILE]
 
 Each peers file is one that measure.py wrote or has its form. What a later file says of a row's peer replaces what an
 earlier one said: give published figures first, those of the same run as ours last.
@@ -175,11 +175,12 @@ def document(ours, peers, sources):
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("peers", nargs="+", help="records of measure.py, later ones first to be believed")
-    parser.add_argument("--ours", default=str(ROOT / "bench/results/h200.jsonl"), help="record of capillary bench")
+    parser.add_argument("--ours", nargs="+", default=[str(ROOT / "bench/results/h200.jsonl")],
+                        help="records of capillary bench [bench/results/h200.jsonl]")
     parser.add_argument("--out", help="file to write [standard output]")
     options = parser.parse_args(argv)
     peers, sources = read_peers(options.peers)
-    text = document(ours_by_key(read_lines(options.ours)), peers, sources)
+    text = document(ours_by_key([record for path in options.ours for record in read_lines(path)]), peers, sources)
     if options.out:
         pathlib.Path(options.out).write_text(text, encoding="utf-8")
     else:

@@ -261,11 +261,18 @@ void Planner::Impl::summarise(const PrefixForest& forest) {
               return key(a) < key(b);
             });
   summary.mode = best.mode;
+  summary.fallback = forest.flat_tokens() == forest.unique_tokens() ? Fallback::kNothingShared
+                     : options.mode != Mode::kAuto                  ? Fallback::kAsked
+                     : best.mode == Mode::kFlat                     ? Fallback::kNotWorthIt
+                                                                    : Fallback::kNone;
   summary.num_requests = forest.num_requests();
   summary.num_nodes = static_cast<int32_t>(forest.nodes().size());
+  summary.num_groups = static_cast<int32_t>(best_groups.size());
   summary.num_jobs = static_cast<int32_t>(builder.job_costs().size());
   summary.cluster_size = best.cluster_size;
   summary.num_clusters = builder.num_clusters();
+  summary.resident_clusters =
+      profile.max_clusters[static_cast<size_t>(cluster_size_index(best.cluster_size))];
   const int64_t heads = shape.num_kv_heads;
   const int64_t token_bytes = dtype_bytes(shape.dtype) * (shape.head_dim + shape.v_dim());
   summary.unique_bytes = forest.unique_tokens() * token_bytes * heads;

@@ -189,9 +189,9 @@ class Ablation {
 
   void finish(const TimedDevice& device) {
     const std::string source = fmt::format(
-        "{}, commit {}; {}, median of {}, {} plans in turn; {}", device.description(),
-        build_commit(), timing_name(device.timing_kinds().front()), options_.measure.repeats,
-        kRounds, options_.measure.no_check ? "not checked" : "every plan checked");
+        "{}, commit {}; {}, median of {} in {} rounds; {}", device.description(), build_commit(),
+        timing_name(device.timing_kinds().front()), options_.measure.repeats, kRounds,
+        options_.measure.no_check ? "not checked" : "every plan checked");
     if (lines_) lines_->commit();
     if (plot_) {
       plot_->write(ablation_svg(rows_, source));

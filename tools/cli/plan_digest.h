@@ -30,6 +30,8 @@ struct JobDigest {
   int64_t kv_bytes = 0;
   int64_t peer_rows = 0;
   double us = 0;  // its longest rank, start and exchange included
+  double start_us = 0;
+  double exchange_us = 0;
   std::vector<RankDigest> ranks;
 };
 

@@ -131,8 +131,8 @@ std::string cards(const PlanReport& report) {
   text += card(format_count(summary.num_requests), "requests");
   text += card(fmt::format("{:.2f}x", sharing_of(summary)), "sharing (flat / unique bytes)");
   text += card(mode_name(summary.mode), "mode chosen");
-  text +=
-      card(fmt::format("{} x {}", summary.num_clusters, summary.cluster_size), "clusters x CTAs");
+  text += card(fmt::format("{} x {}", summary.num_clusters, summary.cluster_size),
+               fmt::format("clusters x CTAs ({} clusters co-resident)", summary.resident_clusters));
   text += card(format_count(summary.num_jobs), "jobs a KV head");
   text += card(format_us(summary.predicted_us), "predicted");
   text += card(fmt::format("{:.2f}", efficiency_of(summary)),
@@ -157,6 +157,9 @@ std::string plan_html(const PlanReport& report) {
       dtype_name(report.shape.dtype), report.forest.page_size(), escape_html(report.profile.name),
       escape_html(report.profile.source), CAPILLARY_VERSION_STRING);
   page += cards(report);
+  if (summary.fallback != Fallback::kNone) {
+    page += fmt::format("<p>Fallback: {}.</p>\n", fallback_reason(summary.fallback));
+  }
   page += fmt::format("<p>{}</p>\n", escape_html(explain_line(report)));
   if (summary.num_requests == 0) {
     return page + "<p>The batch is empty: nothing to draw.</p>\n" + html_page_end();
@@ -178,10 +181,14 @@ std::string plan_html(const PlanReport& report) {
         "KV bytes that every rank (CTA) of every job reads, for one KV head; the stronger "
         "the colour, the more. Even colour means even work.",
         ranks_svg(report));
-    page += html_section(
-        "Schedule",
-        "Every cluster's jobs one after another, all KV heads, by the cost model's rates.",
-        clusters_svg(report));
+    page += html_section("Predicted timeline",
+                         "Every cluster's jobs one after another, all KV heads, by the cost "
+                         "model's rates; at the left "
+                         "the launch." +
+                             html_key("n1", "start of a job") + html_key("g0", "its keys") +
+                             html_key("g1", "those of jobs with odd numbers") +
+                             html_key("m", "exchange"),
+                         clusters_svg(report));
     page += html_section("The busiest job",
                          "Its ranks phase by phase, by the cost model's rates; black lines are "
                          "barriers between phases." +
