@@ -15,32 +15,31 @@ capillary="${2:-build/cuda-release/bin/capillary}"
 shift $(($# < 2 ? $# : 2))
 results=bench/results
 
-times() {
+measure_times() {
   local out="${CAPILLARY_RESULTS:-$results/h200.jsonl}"
   "$capillary" check --device cuda --random 200
   "$capillary" bench --device cuda --file "$workloads" --modes auto,flat,shared-l2 --repeat 7 --out "$out"
 }
 
-ablation() {
+measure_ablation() {
   "$capillary" bench --ablate --device cuda --file "$workloads" --repeat 6 --out "$results/ablation-h200.jsonl" \
     --report docs/ablation.md --plot docs/images/ablation.svg
 }
 
-held_out() {
+measure_held_out() {
   "$capillary" generate forests |
     "$capillary" bench --ablate --device cuda --file - --sample 60 --repeat 6 --out "$results/held-out-h200.jsonl" \
       --report docs/ablation-held-out.md
 }
 
-peers() {
+measure_peers() {
   python3 -B bench/peers/measure.py --file "$workloads" --out "$results/peers-h200.jsonl"
   python3 -B bench/peers/join.py "$results/peers-h200.jsonl" --out docs/peers.md
 }
 
 for part in "${@:-times}"; do
   case "$part" in
-    times | ablation | peers) "$part" ;;
-    held-out) held_out ;;
+    times | ablation | held-out | peers) "measure_${part/-/_}" ;;
     *) echo "run_h200.sh: part '$part' is none of times, ablation, held-out, peers" >&2 && exit 2 ;;
   esac
 done

@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import json
 import os
+import signal
 import sys
 import time
 
@@ -144,7 +145,7 @@ def about(device):
 
 @contextlib.contextmanager
 def whole_file(path):
-    """A file that appears when the block ends, by an interruption too."""
+    """A file that appears when the block ends, by an interruption too; killed outright, it leaves PATH.PID behind."""
     temporary = f"{path}.{os.getpid()}"
     with open(temporary, "w", encoding="utf-8") as file:
         try:
@@ -168,6 +169,7 @@ def main(argv=None):
     device = torch.device(options.device, 0) if options.device == "cuda" else torch.device("cpu")
     rows = sorted((maker() for maker in makers),
                   key=lambda tree: FIRST.index(tree.name) if tree.name in FIRST else len(FIRST))
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     start, left_out = time.monotonic(), []
     with whole_file(options.out) as out:
         header = about(device)
@@ -182,6 +184,7 @@ def main(argv=None):
                   file=sys.stderr, flush=True)
             record = measure_row(tree, options, device)
             out.write(json.dumps(record) + "\n")
+            out.flush()
             if options.device == "cuda":
                 torch.cuda.empty_cache()
         for tree in left_out:

@@ -26,6 +26,7 @@ def attend(backend, q, k, v, gqa):
 def require_memory(batch, bytes_needed):
     if batch.device.type != "cuda":
         return
+    torch.cuda.empty_cache()  # what earlier peers gave back counts as free only then
     free, _ = torch.cuda.mem_get_info(batch.device)
     if bytes_needed > 0.85 * free:
         raise Absent(f"contiguous copies need {bytes_needed / 1e9:.0f} GB, {free / 1e9:.0f} GB are free")
