@@ -7,10 +7,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <map>
 #include <set>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "capillary/device_profile.h"
@@ -436,6 +440,23 @@ TEST_F(Cli, BenchAblate) {
   EXPECT_THAT(work_.get("a.svg"), AllOf(StartsWith("<svg xmlns"), HasSubstr("</svg>")));
   EXPECT_THAT(work_.names(), ElementsAre("a.jsonl", "a.md", "a.svg", "two.json"));
 
+  // The record alone tells the same.
+  const Outcome again =
+      work_.run({"bench", "--ablate", "--from", "a.jsonl", "--report", "b.md", "--plot", "b.svg"});
+  EXPECT_EQ(again.exit_code, 0) << again.err;
+  EXPECT_EQ(again.out, outcome.out);
+  EXPECT_EQ(work_.get("b.md"), work_.get("a.md"));
+  EXPECT_EQ(work_.get("b.svg"), work_.get("a.svg"));
+  const std::string lines = work_.get("a.jsonl");
+  work_.put("torn.jsonl", lines.substr(0, lines.size() - 40));
+  expect_error(work_.run({"bench", "--ablate", "--from", "torn.jsonl"}), 3, "bench",
+               "--from torn.jsonl, line 24");
+  work_.put("late.jsonl", lines.substr(lines.find('\n') + 1));
+  expect_error(work_.run({"bench", "--ablate", "--from", "late.jsonl"}), 3, "bench",
+               "is of arm \"shared-l2\" where flat comes next");
+  expect_error(work_.run({"bench", "--ablate", "--from", "a.jsonl", "--tree", "1x4"}), 2, "bench",
+               "--from");
+
   expect_error(work_.run({"bench", "--ablate", "--tree", "1x4", "--modes", "auto"}), 2, "bench",
                "--ablate");
   expect_error(work_.run({"bench", "--ablate", "--tree", "1x4", "--cluster-size", "2"}), 2, "bench",
@@ -443,6 +464,23 @@ TEST_F(Cli, BenchAblate) {
   expect_error(work_.run({"bench", "--tree", "1x4", "--report", "x.md"}), 2, "bench", "--ablate");
   expect_error(work_.run({"bench", "--ablate", "--file", "absent", "--plot", "no/such/x"}), 3,
                "bench", "--plot 'no/such/x' cannot be created");
+}
+
+// What docs show of the ablations is what their records say.
+TEST_F(Cli, AblationDocsFollowTheRecords) {
+  const std::filesystem::path root = CAPILLARY_SOURCE_DIR;
+  int compared = 0;
+  for (const auto& [record, page] : {std::pair("ablation-h200.jsonl", "ablation.md"),
+                                     std::pair("held-out-h200.jsonl", "ablation-held-out.md")}) {
+    const std::filesystem::path path = root / "bench/results" / record;
+    if (!std::filesystem::exists(path)) continue;
+    const Outcome told = work_.run({"bench", "--ablate", "--from", path.string(), "--report", "-"});
+    EXPECT_EQ(told.exit_code, 0) << told.err;
+    std::ifstream file(root / "docs" / page);
+    EXPECT_EQ(told.out, std::string(std::istreambuf_iterator<char>(file), {})) << page;
+    ++compared;
+  }
+  if (compared == 0) GTEST_SKIP() << "no record of an ablation in bench/results";
 }
 
 TEST_F(Cli, BenchSamplesHeldOutForests) {

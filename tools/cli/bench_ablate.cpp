@@ -10,6 +10,7 @@
 #include <optional>
 
 #include "cli/ablation.h"
+#include "cli/ablation_record.h"
 #include "cli/ablation_report.h"
 #include "cli/bench_record.h"
 #include "cli/common.h"
@@ -128,113 +129,112 @@ class Progress {
   Clock::time_point start_ = Clock::now();
 };
 
-class Ablation {
+// What is told of the rows, in each of the forms that were asked for.
+class AblationOutput {
  public:
-  explicit Ablation(const AblateOptions& options) : options_(options) {
-    const auto open = [](const char* option, const std::string& path,
-                         std::optional<OutputFile>* file) {
-      if (!path.empty()) file->emplace(kVerb, option, path);
-    };
+  explicit AblationOutput(const AblateOptions& options) : options_(options) {
     open("--out", options.out, &lines_);
     open("--plot", options.plot, &plot_);
     open("--report", options.report, &report_);
   }
 
-  void add(const Step& step, const std::vector<PlannedArm>& arms, TimedDevice& device) {
-    AblationRow row;
-    const Heads heads = {step.shape.num_q_heads, step.shape.num_kv_heads};
-    row.workload = step.name;
-    row.heads = heads_name(heads);
-    row.one_kv_head = heads.num_kv_heads == 1;
-    row.partial_traffic = partial_traffic_of(step.forest, step.shape);
-    const PlanReport& planner = *arms.back().report;
-    row.sharing = sharing_of(planner.summary);
-    const Floor floor = device.floor(planner.summary);
-    row.floor_us = floor.us;
-    for (size_t i = 0; i < arms.size(); ++i) {
-      const PlannedArm& arm = arms[i];
-      const Arm& forced = ablation_arms()[i];
-      ArmResult result;
-      result.skipped = arm.skipped;
-      result.measured = arm.measured;
-      if (!arm.report) {
-        row.arms.push_back(result);
-        write(json_line({{"workload", row.workload},
-                         {"heads", row.heads},
-                         {"arm", forced.name},
-                         {"skipped", arm.skipped}}));
-        continue;
-      }
-      const Measurement& measurement = arms[static_cast<size_t>(arm.measured)].measurement;
-      result.time_us = measurement.headline_us();
-      result.path = arm.report->summary.mode;
-      result.cluster_size = arm.report->summary.cluster_size;
-      result.predicted_us = arm.report->summary.predicted_us;
-      result.passed = measurement.passed();
-      row.arms.push_back(result);
-      nlohmann::ordered_json record =
-          bench_record({*arm.report, measurement, floor}, options_.measure, device);
-      record["arm"] = forced.name;
-      record["measured_as"] = ablation_arms()[static_cast<size_t>(arm.measured)].name;
-      record["partial_traffic"] = row.partial_traffic;
-      write(json_line(record));
-      if (!result.passed && arm.measured == static_cast<int32_t>(i)) {
-        all_passed_ = false;
-        fmt::print(stderr, "capillary bench: {} {}: check failed: {}\n", row_name(*arm.report),
-                   forced.name, measurement.check->failure);
-      }
-    }
-    rows_.push_back(std::move(row));
-  }
-
-  void finish(const TimedDevice& device) {
-    const std::string source = fmt::format(
-        "{}, commit {}; {}, median of {} in {} rounds; {}", device.description(), build_commit(),
-        timing_name(device.timing_kinds().front()), options_.measure.repeats, kRounds,
-        options_.measure.no_check ? "not checked" : "every plan checked");
-    if (lines_) lines_->commit();
-    if (plot_) {
-      plot_->write(ablation_svg(rows_, source));
-      plot_->commit();
-    }
-    if (report_) {
-      report_->write(ablation_markdown(rows_, source));
-      report_->commit();
-    }
-    const bool quiet =
-        options_.json || options_.out == "-" || options_.plot == "-" || options_.report == "-";
-    if (!quiet) fmt::print("{}", ablation_text(rows_));
-  }
-
-  bool all_passed() const { return all_passed_; }
-
- private:
-  void write(const std::string& line) {
+  void add_line(const nlohmann::ordered_json& record) {
+    const std::string line = json_line(record);
     if (lines_) lines_->write(line);
     if (!options_.json) return;
     fmt::print("{}", line);
     std::fflush(stdout);
   }
 
+  void finish(const AblationRecord& record) {
+    if (lines_) lines_->commit();
+    if (plot_) {
+      plot_->write(ablation_svg(record.rows, record.source));
+      plot_->commit();
+    }
+    if (report_) {
+      report_->write(ablation_markdown(record.rows, record.source));
+      report_->commit();
+    }
+    const bool quiet =
+        options_.json || options_.out == "-" || options_.plot == "-" || options_.report == "-";
+    if (!quiet) fmt::print("{}", ablation_text(record.rows));
+    std::fflush(stdout);
+  }
+
+ private:
+  static void open(const char* option, const std::string& path, std::optional<OutputFile>* file) {
+    if (!path.empty()) file->emplace(kVerb, option, path);
+  }
+
   const AblateOptions& options_;
   std::optional<OutputFile> lines_;
   std::optional<OutputFile> plot_;
   std::optional<OutputFile> report_;
-  std::vector<AblationRow> rows_;
-  bool all_passed_ = true;
 };
+
+// One line an arm; arms without a plan say why.
+std::vector<nlohmann::ordered_json> records_of(const Step& step,
+                                               const std::vector<PlannedArm>& arms,
+                                               const MeasureOptions& options, TimedDevice& device) {
+  const Floor floor = device.floor(arms.back().report->summary);
+  const double partial_traffic = partial_traffic_of(step.forest, step.shape);
+  std::vector<nlohmann::ordered_json> records;
+  for (size_t i = 0; i < arms.size(); ++i) {
+    const PlannedArm& arm = arms[i];
+    nlohmann::ordered_json record;
+    if (arm.report) {
+      const Measurement& measurement = arms[static_cast<size_t>(arm.measured)].measurement;
+      record = bench_record({*arm.report, measurement, floor}, options, device);
+      record["repeats"] = measurement.times_us.front().second.size();
+      record["arm"] = ablation_arms()[i].name;
+      record["measured_as"] = ablation_arms()[static_cast<size_t>(arm.measured)].name;
+      record["partial_traffic"] = partial_traffic;
+    } else {
+      record = {{"workload", step.name},
+                {"heads", heads_name({step.shape.num_q_heads, step.shape.num_kv_heads})},
+                {"arm", ablation_arms()[i].name},
+                {"skipped", arm.skipped}};
+    }
+    records.push_back(std::move(record));
+  }
+  return records;
+}
+
+// False if a plan gave wrong results, which is said on standard error.
+bool all_passed(const std::vector<PlannedArm>& arms) {
+  bool passed = true;
+  for (size_t i = 0; i < arms.size(); ++i) {
+    const PlannedArm& arm = arms[i];
+    if (arm.measured != static_cast<int32_t>(i) || arm.measurement.passed()) continue;
+    passed = false;
+    fmt::print(stderr, "capillary bench: {} {}: check failed: {}\n", row_name(*arm.report),
+               ablation_arms()[i].name, arm.measurement.check->failure);
+  }
+  return passed;
+}
+
+// An earlier run's lines told again.
+int retell(const AblateOptions& options) {
+  AblationOutput output(options);
+  output.finish(ablation_from_lines(read_text_file(kVerb, "--from", options.from), options.from));
+  return kOk;
+}
 
 }  // namespace
 
 int run_ablation(const AblateOptions& options) {
+  if (!options.from.empty()) return retell(options);
   const check::CacheLayout layout = parse_layout(kVerb, options.measure.layout);
-  Ablation ablation(options);
+  AblationOutput output(options);
   const std::unique_ptr<TimedDevice> device =
       open_device(kVerb, options.measure.device, options.measure.num_threads);
   const DeviceProfile profile = load_profile(kVerb, options.batch.profile);
   const std::vector<StepChoice> choices =
       sample_choices(resolve_choices(kVerb, options.batch), options.sample, options.batch.seed);
   Progress progress(choices.size());
+  AblationRecord record;
+  bool passed = true;
   try {
     for (const StepChoice& choice : choices) {
       throw_if_interrupted();
@@ -243,21 +243,24 @@ int run_ablation(const AblateOptions& options) {
       const std::unique_ptr<MeasuredStep> measured = device->make_step(kVerb, step, layout);
       std::vector<PlannedArm> arms = plan_arms(step, device->adapt_profile(profile, step.shape));
       measure_arms(*device, *measured, options.measure, &arms);
-      ablation.add(step, arms, *device);
+      passed = all_passed(arms) && passed;
+      const auto records = records_of(step, arms, options.measure, *device);
+      for (const nlohmann::ordered_json& line : records) output.add_line(line);
+      record.rows.push_back(ablation_row(records));
+      record.source = ablation_source(records.back());
     }
   } catch (...) {
     progress.end();
-    ablation.finish(*device);
-    std::fflush(stdout);
+    output.finish(record);
     throw;
   }
   progress.end();
-  ablation.finish(*device);
+  output.finish(record);
   if (!options.json) {
     fmt::print(stderr, "capillary bench: {} rows in {:.0f} s\n", choices.size(),
                progress.seconds());
   }
-  return ablation.all_passed() ? kOk : kCheckFailed;
+  return passed ? kOk : kCheckFailed;
 }
 
 }  // namespace capillary::cli

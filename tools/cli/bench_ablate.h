@@ -19,6 +19,7 @@ struct AblateOptions {
   std::string out;     // JSON lines
   std::string plot;    // SVG
   std::string report;  // Markdown
+  std::string from;    // an earlier run's JSON lines, told again in place of a measurement
 };
 
 // The verb's work; an exit code. What was measured before an interruption or an error is kept.

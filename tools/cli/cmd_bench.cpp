@@ -32,6 +32,7 @@ struct BenchOptions {
   std::string plot;
   bool ablate = false;
   std::string report;
+  std::string from;
   int32_t sample = 0;
 };
 
@@ -106,7 +107,7 @@ int run_bench(const BenchOptions& options) {
   }
   if (options.ablate) {
     return run_ablation({options.batch, options.sample, options.measure, options.json, options.out,
-                         options.plot, options.report});
+                         options.plot, options.report, options.from});
   }
   std::vector<PlanOptions> plannings;
   for (const std::string& mode : options.modes) {
@@ -192,6 +193,12 @@ void add_bench_command(CLI::App& app, Invocation& invocation) {
           ->excludes(cluster_size);
   command->add_option("--report", options->report, "Write --ablate's table as Markdown")
       ->needs(ablate);
+  CLI::Option* from = command->add_option(
+      "--from", options->from, "Tell the lines that --ablate --out wrote before; measure nothing");
+  from->needs(ablate);
+  for (const char* other : {"--file", "--tree", "--out", "--json", "--sample"}) {
+    from->excludes(command->get_option(other));
+  }
   command->callback([&invocation, options] {
     invocation.verb = kVerb;
     invocation.run = [options] { return run_bench(*options); };

@@ -78,7 +78,7 @@ class RankSummer {
     }
     // Narrow streams run side by side: the phase lasts as long as its loads or its longest chain.
     digest->phase_us.push_back(wide ? sum_us : std::max(sum_us, longest_stream_us));
-    digest->us += digest->phase_us.back();
+    digest->us += model_.profile().item_start_us + digest->phase_us.back();
   }
 
   const PlanView& view_;

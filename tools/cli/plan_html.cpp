@@ -189,13 +189,14 @@ std::string plan_html(const PlanReport& report) {
                              html_key("g1", "those of jobs with odd numbers") +
                              html_key("m", "exchange"),
                          clusters_svg(report));
-    page += html_section("The busiest job",
-                         "Its ranks phase by phase, by the cost model's rates; black lines are "
-                         "barriers between phases." +
-                             html_key("w", "wide item: all warps on it") +
-                             html_key("n", "narrow items: a stream a warp") +
-                             html_key("m", "merges after the exchange"),
-                         busiest_job_svg(report));
+    page += html_section(
+        "The busiest job",
+        "Its ranks phase by phase, by the cost model's rates; each phase begins with fetching "
+        "queries, drawn as a gap; black lines are barriers between phases." +
+            html_key("w", "wide item: all warps on it") +
+            html_key("n", "narrow items: a stream a warp") +
+            html_key("m", "merges after the exchange"),
+        busiest_job_svg(report));
   }
   page += bytes_section(report);
   page += time_section(report);

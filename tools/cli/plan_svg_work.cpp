@@ -130,6 +130,7 @@ class JobDrawing {
     for (uint32_t p = 0; p < work(rank).num_phases; ++p) {
       const Phase& phase = view_.phases()[work(rank).phase_begin + p];
       const double width = digest.phase_us[p] * px_;
+      x += report_.profile.item_start_us * px_;
       if (phase.kind == PhaseKind::kWide) {
         draw_wide(phase, x, y, width);
       } else {
