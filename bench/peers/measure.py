@@ -110,7 +110,7 @@ def measure_arm(arm, batch, options, record):
                 record[f"{arm}{suffix}_{name}"] = round(value, 5 if name == "max_rel_err" else 1) \
                     if isinstance(value, float) else value
         elif reasons:
-            record["absent"][arm + suffix] = "; ".join(reasons)
+            record["absent"][arm + suffix] = "; ".join(dict.fromkeys(reasons))
 
 
 def measure_row(tree, options, device):
