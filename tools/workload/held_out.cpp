@@ -15,6 +15,7 @@ namespace {
 
 constexpr double kLeastUs = 20;
 constexpr double kMostUs = 2000;
+constexpr double kOffTarget = 0.05;  // what rounding lengths to tokens may change
 constexpr double kLaunchUs = 12;
 constexpr double kReadBytesPerUs = 4.6e6;
 constexpr double kFlopsPerUs = 4e8;
@@ -70,7 +71,7 @@ std::vector<double> as_lengths(const std::vector<int32_t>& tokens) {
   return {tokens.begin(), tokens.end()};
 }
 
-bool is_measurable(const Workload& workload, const Heads& heads) {
+bool is_measurable(const Workload& workload, const Heads& heads, double target_us) {
   const std::vector<double> tokens = as_lengths(workload.tokens);
   int64_t request_tokens = 0;
   for (const int32_t count : workload.tokens) request_tokens += count;
@@ -78,10 +79,12 @@ bool is_measurable(const Workload& workload, const Heads& heads) {
   const double us = held_out_estimate_us(workload, heads);
   return workload.tokens.back() >= 1 && request_tokens <= kMostRequestTokens &&
          request_tokens / workload.page_size * workload.num_requests() <= kMostTableEntries &&
-         flat * token_bytes(workload, heads) <= kMostFlatBytes && us >= kLeastUs && us <= kMostUs;
+         flat * token_bytes(workload, heads) <= kMostFlatBytes && us >= kLeastUs && us <= kMostUs &&
+         std::abs(us - target_us) < kOffTarget * target_us;
 }
 
-Workload draw(Random& random) {
+// A forest whose keys and arithmetic take target_us, launch included.
+Workload draw(Random& random, double target_us) {
   constexpr std::array kKvHeads = {1, 2, 3, 4, 5, 6, 8, 10, 12, 16};
   constexpr std::array kGroups = {1, 2, 3, 4, 5, 6, 7, 8, 12, 16};
   constexpr std::array kPages = {8, 16, 32, 48, 64, 128};
@@ -99,10 +102,13 @@ Workload draw(Random& random) {
   }
   workload.nodes.push_back(requests);
   std::sort(workload.nodes.begin(), workload.nodes.end());
+  // From lengths that know nothing of their level to as many tokens a level, however many nodes share them.
+  const double evenness = random.uniform();
   std::vector<double> weights;
-  for (int32_t level = 0; level < levels; ++level) weights.push_back(random.log_between(1, 100));
-  const double target_us = random.log_between(kLeastUs, kMostUs) - kLaunchUs;
-  const double scale = target_us / busy_us(workload, heads, weights);
+  for (const int32_t nodes : workload.nodes) {
+    weights.push_back(random.log_between(1, 100) / std::pow(nodes, evenness));
+  }
+  const double scale = (target_us - kLaunchUs) / busy_us(workload, heads, weights);
   for (const double weight : weights) {
     const double tokens = std::min(weight * scale, static_cast<double>(kMostRequestTokens));
     workload.tokens.push_back(static_cast<int32_t>(std::lround(tokens)));
@@ -126,8 +132,11 @@ std::vector<Workload> held_out_forests(const HeldOutOptions& options) {
   for (int32_t index = 0; index < options.num_forests; ++index) {
     // A stream of its own for each, so that more forests do not move the first ones.
     Random random(options.seed * 0x9e3779b97f4a7c15ull + static_cast<uint64_t>(index));
-    Workload workload = draw(random);
-    while (!is_measurable(workload, workload.heads.front())) workload = draw(random);
+    // Drawn once, so that times stay even however many shapes are too large for them.
+    const double target_us = random.log_between(kLeastUs, kMostUs);
+    Workload workload = draw(random, target_us);
+    while (!is_measurable(workload, workload.heads.front(), target_us))
+      workload = draw(random, target_us);
     workload.name = fmt::format("held-out-{}-{:03}", options.seed, index);
     forests.push_back(std::move(workload));
   }
