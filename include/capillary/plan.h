@@ -81,7 +81,8 @@ struct PlanSummary {
   double l2_us = 0;
   double compute_us = 0;
   double exchange_us = 0;
-  double fixed_us = 0;
+  double launch_us = 0;
+  double job_start_us = 0;                // of all jobs of the fullest cluster
   std::vector<PlanCandidate> candidates;  // best first, the chosen one at the front
   std::string reason;                     // why this one, in a sentence
 };

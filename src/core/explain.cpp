@@ -111,9 +111,10 @@ std::string explain(const PlanSummary& summary) {
                summary.floor_us, summary.hbm_us >= summary.compute_us ? "memory" : "compute",
                summary.predicted_us > 0 ? summary.floor_us / summary.predicted_us : 0));
   line("  terms",
-       text_of("HBM %.1f us, L2 %.1f us, compute %.1f us, exchange %.1f us, fixed %.1f us",
+       text_of("HBM %.1f us, L2 %.1f us, compute %.1f us, exchange %.1f us, launch %.1f us, "
+               "job starts %.1f us",
                summary.hbm_us, summary.l2_us, summary.compute_us, summary.exchange_us,
-               summary.fixed_us));
+               summary.launch_us, summary.job_start_us));
   return text;
 }
 

@@ -292,7 +292,11 @@ void Planner::Impl::summarise(const PrefixForest& forest) {
   for (const PlanBuilder::JobCost& job : builder.job_costs())
     summary.exchange_us = std::max(
         summary.exchange_us, model.exchange_us(job.rows, job.partial_rows, best.cluster_size));
-  summary.fixed_us = profile.launch_us;
+  const int64_t entries = static_cast<int64_t>(summary.num_jobs) * heads;
+  const int64_t rounds =
+      summary.num_clusters > 0 ? (entries + summary.num_clusters - 1) / summary.num_clusters : 0;
+  summary.launch_us = profile.launch_us;
+  summary.job_start_us = static_cast<double>(rounds) * profile.job_start_us;
   summary.predicted_us = best.predicted_us;
   summary.candidates = candidates;
   give_reason();

@@ -56,6 +56,17 @@ TEST(Explain, SharedTree) {
   EXPECT_THAT(text, HasSubstr(" of " + std::to_string(summary.cluster_size) + " CTA"));
 }
 
+TEST(Explain, TermsCountTheJobsOfTheFullestCluster) {
+  const auto [summary, text] =
+      explained(star_parents(), star_tokens(), {.cluster_size = 16, .num_pieces = 4});
+  const DeviceProfile& profile = builtin_h200();
+  const int entries = summary.num_jobs * 8;
+  ASSERT_GT(entries, summary.num_clusters);  // seven clusters of 16: jobs wait for each other
+  const int most = (entries + summary.num_clusters - 1) / summary.num_clusters;
+  EXPECT_DOUBLE_EQ(summary.job_start_us, most * profile.job_start_us);
+  EXPECT_DOUBLE_EQ(summary.launch_us, profile.launch_us);
+}
+
 TEST(Explain, ResidentClustersAreTheProfiles) {
   const auto [summary, text] = explained(star_parents(), star_tokens(), {.cluster_size = 8});
   EXPECT_EQ(summary.resident_clusters, 15);

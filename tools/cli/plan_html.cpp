@@ -72,13 +72,11 @@ std::string time_section(const PlanReport& report) {
   const auto bar = [](const char* label, double us, const char* css_class) {
     return Bar{label, us, format_us(us), css_class};
   };
-  std::vector<Bar> bars = {bar("HBM", summary.hbm_us, "n2"),
-                           bar("L2 re-reads", summary.l2_us, "n1"),
-                           bar("arithmetic", summary.compute_us, "n"),
-                           bar("exchange", summary.exchange_us, "m"),
-                           bar("launch and starts", summary.fixed_us, "n0"),
-                           bar("floor", summary.floor_us, "h1"),
-                           bar("predicted", summary.predicted_us, "h3")};
+  std::vector<Bar> bars = {
+      bar("HBM", summary.hbm_us, "n2"),           bar("L2 re-reads", summary.l2_us, "n1"),
+      bar("arithmetic", summary.compute_us, "n"), bar("exchange", summary.exchange_us, "m"),
+      bar("launch", summary.launch_us, "n0"),     bar("starts of jobs", summary.job_start_us, "n0"),
+      bar("floor", summary.floor_us, "h1"),       bar("predicted", summary.predicted_us, "h3")};
   if (report.flat) {
     bars.push_back(bar("predicted, flat", report.flat->summary.predicted_us, "h2"));
   }
