@@ -61,6 +61,12 @@ def steps_of(arm, batch):
     return [("_prefix", sdpa.prefix_steps(arm, batch)), ("", sdpa.whole_steps(arm, batch))]
 
 
+def reason_of(error):
+    """First line of an exception, short; of Absent, all there is to say."""
+    text = (str(error).splitlines() or [""])[0][:200]
+    return text if type(error).__name__ == "Absent" else f"{type(error).__name__}: {text}"
+
+
 def measure_step(step, options, device):
     """Fields of one step, without the arm's name; None and the reason where its result is wrong."""
     import batch as batches  # pylint: disable=import-outside-toplevel
@@ -73,7 +79,10 @@ def measure_step(step, options, device):
               "form": step.form}
     if device.type == "cuda":
         captured = step.capturable or step
-        fields["us"] = timing.graph_us(captured.run, step.copies, options.repeat, step.bytes_of_one)
+        try:
+            fields["us"] = timing.graph_us(captured.run, step.copies, options.repeat, step.bytes_of_one)
+        except RuntimeError as error:  # not every library can be captured; its eager time stands
+            fields["graph_failed"] = reason_of(error)
     if step.plan:
         fields["plan_us"] = timing.plan_us(step.plan, options.repeat, device)
     if step.flops:
@@ -98,13 +107,13 @@ def measure_arm(arm, batch, options, record):
                         break
                     fields, reason = measure_step(step, options, batch.device)
                 except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
-                    fields, reason = None, f"{type(error).__name__}: {str(error).splitlines()[0][:160]}"
+                    fields, reason = None, reason_of(error)
                 if fields is None:
                     reasons.append(reason)
                 elif best is None or fields.get("us", fields["eager_us"]) < best.get("us", best["eager_us"]):
                     best = fields
         except (Absent, torch.cuda.OutOfMemoryError) as error:
-            reasons.append(str(error).splitlines()[0])
+            reasons.append(reason_of(error))
         if best:
             for name, value in best.items():
                 record[f"{arm}{suffix}_{name}"] = round(value, 5 if name == "max_rel_err" else 1) \
