@@ -49,14 +49,26 @@ struct PlanCandidate {
   double predicted_us = 0;  // of those that clearly lose, a lower bound
 };
 
+// Why a step is planned with less sharing than mode auto can do.
+enum class Fallback {
+  kNone,
+  kAsked,          // another mode than auto was asked for
+  kNothingShared,  // no two requests have a page in common
+  kNotWorthIt,     // plain decode is predicted to be faster
+};
+const char* fallback_reason(Fallback fallback);  // a sentence; "" for kNone
+
 // What `explain` prints; every number is read off the plan or the model, none is a guess.
 struct PlanSummary {
   Mode mode = Mode::kAuto;
+  Fallback fallback = Fallback::kNone;
   int32_t num_requests = 0;
   int32_t num_nodes = 0;
-  int32_t num_jobs = 0;  // per KV head
+  int32_t num_groups = 0;  // query groups, per KV head
+  int32_t num_jobs = 0;    // per KV head
   int32_t cluster_size = 1;
-  int32_t num_clusters = 0;
+  int32_t num_clusters = 0;       // launched
+  int32_t resident_clusters = 0;  // of this size that the card holds at a time
   int64_t unique_bytes = 0;
   int64_t flat_bytes = 0;
   int64_t planned_bytes = 0;   // KV bytes the items read, re-reads of ancestors counted
@@ -69,10 +81,15 @@ struct PlanSummary {
   double l2_us = 0;
   double compute_us = 0;
   double exchange_us = 0;
-  double fixed_us = 0;
+  double launch_us = 0;
+  double job_start_us = 0;                // of all jobs of the fullest cluster
   std::vector<PlanCandidate> candidates;  // best first, the chosen one at the front
   std::string reason;                     // why this one, in a sentence
 };
+
+// The summary in words, some ten lines of "label  text": path taken and why not another, what is shared and saved,
+// groups, clusters and co-resident CTAs, predicted time by term, the best rival. For people and logs; allocates.
+std::string explain(const PlanSummary& summary);
 
 // An owning plan blob (src/shared/plan_layout.h).
 class Plan {

@@ -269,11 +269,18 @@ void Planner::Impl::summarise() {
               return key(a) < key(b);
             });
   summary.mode = best.mode;
+  const PlanHeader& header = PlanView(plan.data()).header();
+  const int64_t unique_tokens = header.unique_tokens, flat_tokens = header.flat_tokens;
+  summary.fallback = flat_tokens == unique_tokens  ? Fallback::kNothingShared
+                     : options.mode != Mode::kAuto ? Fallback::kAsked
+                     : best.mode == Mode::kFlat    ? Fallback::kNotWorthIt
+                                                   : Fallback::kNone;
+  summary.num_groups = static_cast<int32_t>(best_groups.size());
   summary.num_jobs = static_cast<int32_t>(builder.job_costs().size());
   summary.cluster_size = best.cluster_size;
   summary.num_clusters = builder.num_clusters();
-  const PlanHeader& header = PlanView(plan.data()).header();
-  const int64_t unique_tokens = header.unique_tokens, flat_tokens = header.flat_tokens;
+  summary.resident_clusters =
+      profile.max_clusters[static_cast<size_t>(cluster_size_index(best.cluster_size))];
   const int64_t heads = shape.num_kv_heads;
   const int64_t token_bytes = dtype_bytes(shape.dtype) * (shape.head_dim + shape.v_dim());
   summary.unique_bytes = unique_tokens * token_bytes * heads;
@@ -294,7 +301,11 @@ void Planner::Impl::summarise() {
   for (const PlanBuilder::JobCost& job : builder.job_costs())
     summary.exchange_us = std::max(
         summary.exchange_us, model.exchange_us(job.rows, job.partial_rows, best.cluster_size));
-  summary.fixed_us = profile.launch_us;
+  const int64_t entries = static_cast<int64_t>(summary.num_jobs) * heads;
+  const int64_t rounds =
+      summary.num_clusters > 0 ? (entries + summary.num_clusters - 1) / summary.num_clusters : 0;
+  summary.launch_us = profile.launch_us;
+  summary.job_start_us = static_cast<double>(rounds) * profile.job_start_us;
   summary.predicted_us = best.predicted_us + added_us;
   summary.candidates = candidates;
   give_reason();

@@ -297,4 +297,18 @@ std::string TextTable::str(std::string_view indent) const {
   return text;
 }
 
+std::string TextTable::markdown() const {
+  std::string text;
+  for (size_t row = 0; row < rows_.size(); ++row) {
+    std::string line = "|";
+    for (const std::string& cell : rows_[row]) line += " " + cell + " |";
+    text += line + "\n";
+    if (row > 0) continue;
+    text += "|";
+    for (size_t column = 0; column < rows_[row].size(); ++column) text += "---|";
+    text += "\n";
+  }
+  return text;
+}
+
 }  // namespace capillary::cli

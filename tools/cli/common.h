@@ -104,6 +104,7 @@ class TextTable {
   explicit TextTable(std::vector<std::string> header);
   void add_row(std::vector<std::string> cells);
   std::string str(std::string_view indent = "") const;
+  std::string markdown() const;
   size_t num_rows() const { return rows_.size() - 1; }
 
  private:

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <fstream>
+#include <utility>
 
 #include "cli/common.h"
 #include "fmt/format.h"
@@ -52,7 +53,7 @@ int choose_device(std::string_view verb, const std::string& name) {
 #endif
 }
 
-double quantile(const std::vector<double>& sorted, double at) {
+double sorted_quantile(const std::vector<double>& sorted, double at) {
   const double position = at * static_cast<double>(sorted.size() - 1);
   const auto below = static_cast<size_t>(std::floor(position));
   const size_t above = std::min(below + 1, sorted.size() - 1);
@@ -163,16 +164,20 @@ int64_t available_memory_bytes() {
 }
 
 double median(std::vector<double> values) {
+  return quantile(std::move(values), 0.5);
+}
+
+double quantile(std::vector<double> values, double at) {
   if (values.empty()) return 0;
   std::sort(values.begin(), values.end());
-  return quantile(values, 0.5);
+  return sorted_quantile(values, at);
 }
 
 double spread(std::vector<double> values) {
   if (values.empty()) return 0;
   std::sort(values.begin(), values.end());
-  const double middle = quantile(values, 0.5);
-  return middle > 0 ? (quantile(values, 0.75) - quantile(values, 0.25)) / middle : 0;
+  const double middle = sorted_quantile(values, 0.5);
+  return middle > 0 ? (sorted_quantile(values, 0.75) - sorted_quantile(values, 0.25)) / middle : 0;
 }
 
 }  // namespace capillary::cli

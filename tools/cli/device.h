@@ -58,6 +58,7 @@ class TimedDevice {
   virtual std::string description() const = 0;  // card or processor, as a person would name it
   virtual std::string driver_version() const { return ""; }
   virtual std::string toolkit_version() const { return ""; }
+  // The first is the one that efficiency and comparisons are stated for.
   virtual std::vector<TimingKind> timing_kinds() const = 0;
   // The profile with what this very device can launch.
   virtual DeviceProfile adapt_profile(const DeviceProfile& profile, const ModelShape& shape) const;
@@ -98,6 +99,8 @@ std::string kernel_instances();
 int64_t available_memory_bytes();
 
 double median(std::vector<double> values);
+// at: 0 the least, 1 the largest, between two values in proportion; 0 of no values.
+double quantile(std::vector<double> values, double at);
 // Relative spread: (third - first quartile) / median.
 double spread(std::vector<double> values);
 
