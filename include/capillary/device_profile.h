@@ -19,10 +19,18 @@ constexpr int cluster_size_index(int cluster_size) {
   return -1;
 }
 
+// What a card is recognised by. Cards that agree in all three share a profile.
+struct CardIdentity {
+  std::string name;       // as the driver has it; empty: no card in particular
+  int32_t num_sms = 0;    // of a MIG slice: the slice's
+  int32_t clock_mhz = 0;  // the most the SMs are clocked at
+};
+
 struct DeviceProfile {
   std::string name = "h200";
   std::string source =
-      "built in";  // where the figures come from: "built in", or a calibration's date
+      "built in";     // where the figures come from: "built in", or a calibration's date
+  CardIdentity card;  // that the figures were measured on; the built-in ones go with any
   int32_t num_sms = 132;
   int64_t l2_bytes = 60ll << 20;
   int64_t smem_bytes_per_cta = 227 << 10;
@@ -61,5 +69,9 @@ const DeviceProfile& builtin_h200();
 
 // Throws InvalidArgument naming the field when a figure is NaN, not positive, or absurd.
 void validate_profile(const DeviceProfile& profile);
+
+// Throws InvalidArgument naming both cards when the profile was measured on one that differs from `here` in name or
+// SMs, or in clock by more than 5 %. Nothing to say about profiles of no card in particular.
+void require_profile_fits(const DeviceProfile& profile, const CardIdentity& here);
 
 }  // namespace capillary

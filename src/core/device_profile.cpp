@@ -18,6 +18,11 @@ void require_positive(const char* field, double value) {
                                    "correct the profile or run without one"));
 }
 
+std::string describe(const CardIdentity& card) {
+  return card.name + " with " + std::to_string(card.num_sms) + " SMs at " +
+         std::to_string(card.clock_mhz) + " MHz";
+}
+
 }  // namespace
 
 uint64_t DeviceProfile::hash() const {
@@ -68,10 +73,19 @@ void validate_profile(const DeviceProfile& profile) {
   require_positive("matrix_ceiling_tflops", profile.matrix_ceiling_tflops);
   require_positive("narrow_tile_us", profile.narrow_tile_us);
   require_positive("stream_item_us", profile.stream_item_us);
-  require_positive("stream_item_us", profile.stream_item_us);
   require_positive("launch_us", profile.launch_us);
   require_positive("job_start_us", profile.job_start_us);
   require_positive("item_start_us", profile.item_start_us);
+}
+
+void require_profile_fits(const DeviceProfile& profile, const CardIdentity& here) {
+  const CardIdentity& card = profile.card;
+  if (card.name.empty()) return;
+  const bool clocks_agree = std::abs(card.clock_mhz - here.clock_mhz) * 20 <= card.clock_mhz;
+  if (card.name == here.name && card.num_sms == here.num_sms && clocks_agree) return;
+  throw InvalidArgument(five_parts("require_profile_fits", "profile '" + profile.name + "'",
+                                   "is of " + describe(card), "be of this card, " + describe(here),
+                                   "run capillary calibrate on this card"));
 }
 
 }  // namespace capillary

@@ -16,7 +16,7 @@
 #include "cli/expect_error.h"
 #include "cli/process.h"
 #include "nlohmann/json.hpp"
-#include "workload/profile_json.h"
+#include "profile/profile_json.h"
 
 namespace capillary::test {
 namespace {

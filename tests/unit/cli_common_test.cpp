@@ -15,7 +15,7 @@
 
 #include "cli/common.h"
 #include "cli/device.h"
-#include "workload/profile_json.h"
+#include "profile/profile_json.h"
 
 namespace capillary::cli {
 namespace {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Device profiles in JSON: an exact round trip, and every way a file can be wrong refused with the field's name.
-#include "workload/profile_json.h"
+#include "profile/profile_json.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
