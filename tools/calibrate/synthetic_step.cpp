@@ -69,9 +69,11 @@ SyntheticStep make_synthetic_step(const SyntheticShape& shape) {
   step.batch = make_batch_of(shape);
   step.forest =
       PrefixForest::from_block_table(step.batch.view(), step.batch.seq_lens, step.batch.page_size);
-  // The built-in figures weigh the work of ranks and streams against each other; the shapes that are timed
-  // leave them no choice.
-  const CostModel model(step.shape, builtin_h200());
+  // What the builder weighs ranks and streams by. The shapes that are timed leave it no choice but by rounding: an item
+  // that costs as much as a tile makes all sums whole numbers, so equal shares come out equal.
+  DeviceProfile even = builtin_h200();
+  even.stream_item_us = even.narrow_tile_us;
+  const CostModel model(step.shape, even);
   std::vector<QueryGroup> groups = shape.groups;
   if (groups.empty()) groups.push_back({0, shape.num_queries, 1});
   PlanBuilder builder(model);
