@@ -51,18 +51,18 @@ void on_alarm(int /*signal*/) {
 }
 
 int card_of(const CalibrateOptions& options) {
-  if (options.card >= cuda::device_count())
-    throw UsageError(
-        five_parts(kVerb, "--card", fmt::format("is {}", options.card),
-                   fmt::format("be below {}, the number of cards here", cuda::device_count()),
-                   "leave it out to take the first that the kernels run on"));
-  const int index = options.card >= 0 ? options.card : first_card();
+  const int count = cuda::device_count();
+  if (count > 0 && options.card >= count)
+    throw UsageError(five_parts(kVerb, "--card", fmt::format("is {}", options.card),
+                                fmt::format("be below {}, the number of cards here", count),
+                                "leave it out to take the first that the kernels run on"));
+  const int index = count > 0 && options.card >= 0 ? options.card : first_card();
   if (index >= 0) return index;
-  throw UnsupportedConfig(five_parts(kVerb, "this machine", "has no card that the kernels run on",
-                                     "have an NVIDIA Hopper card and its driver",
-                                     "run this where the card is and pass the file it writes by "
-                                     "--profile; without one the built-in h200 "
-                                     "profile is used"));
+  throw UnsupportedConfig(five_parts(
+      kVerb, "this machine", "has no card that the kernels run on",
+      "have an NVIDIA Hopper card and its driver",
+      "run this where the card is and pass the file it writes by --profile; without one the "
+      "built-in h200 profile is used"));
 }
 
 std::string today() {
