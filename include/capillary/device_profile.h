@@ -54,11 +54,12 @@ struct DeviceProfile {
   double matrix_tflops = 422;        // what the wide path reaches: for estimates, never for floors
   // A large matrix product on random data (694 to 790 seen on an H200, by power and clocks): for floors.
   double matrix_ceiling_tflops = 750;
-  double narrow_tile_us = 1.0;  // one 16-token tile of one narrow stream (latency of its chain)
-  double stream_item_us = 0.8;  // one item of a narrow stream, besides its tiles
-  double launch_us = 5.1;       // launch to first byte requested, and drain
-  double job_start_us = 1.4;    // between jobs of one CTA, with loads running ahead
-  double item_start_us = 3.0;   // one phase of a CTA: query fetch, state set-up, barrier
+  double narrow_tile_us = 1.0;   // one 16-token tile of one narrow stream (latency of its chain)
+  double stream_item_us = 0.8;   // one item of a narrow stream, besides its tiles
+  double launch_us = 5.1;        // launch to first byte requested, and drain
+  double job_start_us = 1.4;     // between jobs of one CTA, with loads running ahead
+  double item_start_us = 3.0;    // one wide phase of a CTA: query fetch, state set-up, barrier
+  double stream_start_us = 3.0;  // its narrow phase: the same for the streams
 
   // FNV-1a of every figure above; plans carry it.
   uint64_t hash() const;

@@ -34,7 +34,7 @@ uint64_t DeviceProfile::hash() const {
   for (const double figure :
        {hbm_gbps, hbm_gbps_per_cta, l2_gbps_per_cta, wide_gbps_per_cta, dsm_latency_us,
         cluster_barrier_us, l2_merge_latency_us, matrix_tflops, matrix_ceiling_tflops,
-        narrow_tile_us, stream_item_us, launch_us, job_start_us, item_start_us})
+        narrow_tile_us, stream_item_us, launch_us, job_start_us, item_start_us, stream_start_us})
     hash.add(figure);
   for (const double rate : dsm_load_gbps_per_cta) hash.add(rate);
   return hash.value();
@@ -76,6 +76,7 @@ void validate_profile(const DeviceProfile& profile) {
   require_positive("launch_us", profile.launch_us);
   require_positive("job_start_us", profile.job_start_us);
   require_positive("item_start_us", profile.item_start_us);
+  require_positive("stream_start_us", profile.stream_start_us);
 }
 
 void require_profile_fits(const DeviceProfile& profile, const CardIdentity& here) {

@@ -16,7 +16,7 @@ using nlohmann::ordered_json;
 
 constexpr const char* kFunction = "profile_from_json";
 
-constexpr std::array<ProfileField, 14> kNumbers = {{
+constexpr std::array<ProfileField, 15> kNumbers = {{
     {"hbm_gbps", &DeviceProfile::hbm_gbps},
     {"hbm_gbps_per_cta", &DeviceProfile::hbm_gbps_per_cta},
     {"l2_gbps_per_cta", &DeviceProfile::l2_gbps_per_cta},
@@ -31,6 +31,7 @@ constexpr std::array<ProfileField, 14> kNumbers = {{
     {"launch_us", &DeviceProfile::launch_us},
     {"job_start_us", &DeviceProfile::job_start_us},
     {"item_start_us", &DeviceProfile::item_start_us},
+    {"stream_start_us", &DeviceProfile::stream_start_us},
 }};
 
 constexpr std::array<const char*, kNumClusterSizes> kClusterSizeKeys = {"1", "2", "4", "8", "16"};

@@ -98,6 +98,7 @@ void expect_recovers(const DeviceProfile& profile) {
   expect("matrix_tflops", profile.matrix_tflops, 0.01);
   expect("item_start_us", profile.item_start_us, 0.01);
   expect("job_start_us", profile.job_start_us, 0.02);
+  expect("stream_start_us", profile.stream_start_us, 0.02);
   expect("launch_us", profile.launch_us, 0.02);
   expect("l2_merge_latency_us", profile.l2_merge_latency_us, 0.02);
   expect("cluster_barrier_us", profile.cluster_barrier_us, 0.02);
@@ -125,6 +126,7 @@ TEST(KernelFigures, RecoversAnotherCard) {
   card.launch_us = 3.5;
   card.job_start_us = 2.1;
   card.item_start_us = 2.2;
+  card.stream_start_us = 1.2;
   expect_recovers(card);
 }
 
@@ -157,8 +159,9 @@ TEST(KernelFigures, NoiseLeavesASoundProfile) {
     uint32_t value_ = 1;
   } timer;
   Measurements found = measure_kernel(timer, limits_of(builtin_h200()), [](const std::string&) {});
-  for (const char* key : {"stream_item_us", "item_start_us", "job_start_us", "launch_us",
-                          "l2_merge_latency_us", "cluster_barrier_us", "dsm_latency_us"})
+  for (const char* key :
+       {"stream_item_us", "item_start_us", "job_start_us", "stream_start_us", "launch_us",
+        "l2_merge_latency_us", "cluster_barrier_us", "dsm_latency_us"})
     EXPECT_GT(found.figures.at(key).value, 0) << key;
 }
 

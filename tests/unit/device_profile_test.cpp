@@ -38,6 +38,7 @@ const std::vector<Figure> kFigures = {
     {"launch_us", &DeviceProfile::launch_us},
     {"job_start_us", &DeviceProfile::job_start_us},
     {"item_start_us", &DeviceProfile::item_start_us},
+    {"stream_start_us", &DeviceProfile::stream_start_us},
 };
 
 std::string refusal(const DeviceProfile& profile) {

@@ -78,7 +78,7 @@ TEST(ProfileJson, EveryFigureReachesTheProfile) {
       expect_change(changed);
     }
   }
-  EXPECT_EQ(figures, 3 + 14 + 2 * kNumClusterSizes);
+  EXPECT_EQ(figures, 3 + 15 + 2 * kNumClusterSizes);
 }
 
 TEST(ProfileJson, MissingFieldIsNamed) {

@@ -197,26 +197,44 @@ void KernelMeasurement::phase() {
                    std::to_string(kFewCtas) + " CTAs, keys in L2; slope over phases");
 }
 
-// The same tiles of eight streams in more and more jobs.
+// The same tiles in more and more jobs of one phase: wide ones, then those of streams.
 void KernelMeasurement::job() {
   begin("jobs");
-  constexpr int32_t kCtas = 16, kTiles = 16;
-  std::vector<Point> points;
-  for (const int32_t jobs : {1, 2, 4, 8}) {
-    SyntheticShape shape;
-    shape.num_kv_heads = kCtas * jobs;
-    shape.max_clusters = kCtas;
-    shape.num_queries = kMaxStreams;
-    shape.private_tiles = kTiles / jobs;
-    points.push_back({static_cast<double>(jobs), time_us(shape, Cache::kWarm)});
-  }
-  const Line line = fit_line(points);
-  const double rest = line.slope - value("item_start_us") - value("stream_item_us");
+  constexpr int32_t kCtas = 16;
+  const auto over_jobs = [&](bool wide) {
+    std::vector<Point> points;
+    for (const int32_t jobs : {1, 2, 4, 8}) {
+      SyntheticShape shape;
+      shape.num_kv_heads = kCtas * jobs;
+      shape.max_clusters = kCtas;
+      if (wide) {
+        shape.group_size = kWideGroup;
+        shape.num_queries = 4;
+        shape.levels = {{4, 64 / jobs}};
+      } else {
+        shape.num_queries = kMaxStreams;
+        shape.private_tiles = 16 / jobs;
+      }
+      points.push_back({static_cast<double>(jobs), time_us(shape, Cache::kWarm)});
+    }
+    return fit_line(points);
+  };
+  const auto left = [](double us) {
+    return us < kLeastUs ? "; less than nothing is left, so the least figure stands here" : "";
+  };
+  const Line wide = over_jobs(true);
+  const double job_us = wide.slope - value("item_start_us");
+  record_slope("job_start_us", std::max(job_us, kLeastUs), wide,
+               "kernel: 64 tiles for 128 rows in 1 to 8 jobs a CTA, on 16 CTAs, keys in L2; slope "
+               "over jobs (" +
+                   text(wide.slope, 2) + " us) less item_start_us" + left(job_us));
+  begin("jobs of streams");
+  const Line narrow = over_jobs(false);
+  const double start_us = narrow.slope - value("job_start_us") - value("stream_item_us");
   record_slope(
-      "job_start_us", std::max(rest, kLeastUs), line,
+      "stream_start_us", std::max(start_us, kLeastUs), narrow,
       "kernel: 16 tiles a stream in 1 to 8 jobs a CTA, on 16 CTAs, keys in L2; slope over jobs (" +
-          text(line.slope, 2) + " us) less one phase and one item" +
-          (rest < kLeastUs ? "; less than nothing is left, so the least figure stands here" : ""));
+          text(narrow.slope, 2) + " us) less job_start_us and stream_item_us" + left(start_us));
 }
 
 // The smallest step that uses every CTA, less what the model gives its parts.
@@ -226,11 +244,11 @@ void KernelMeasurement::launch() {
   shape.num_kv_heads = shape.max_clusters = card_.num_sms;
   shape.private_tiles = 2;
   const double us = time_us(shape, Cache::kCold);
-  const double parts = value("job_start_us") + value("item_start_us") + value("stream_item_us") +
+  const double parts = value("job_start_us") + value("stream_start_us") + value("stream_item_us") +
                        2 * value("narrow_tile_us");
   record("launch_us", std::max(us - parts, kLeastUs),
          "kernel: one query of 2 tiles a CTA on all CTAs, in a graph, L2 cold (" + text(us, 2) +
-             " us), less job_start_us, item_start_us, stream_item_us and two of narrow_tile_us");
+             " us), less job_start_us, stream_start_us, stream_item_us and two of narrow_tile_us");
 }
 
 // The same tiles a CTA, once as one query cut over the CTAs and once as a query a CTA.

@@ -27,6 +27,13 @@ __device__ __forceinline__ uint32_t next_rank() {
   return rank == ptx::cluster_nctarank() ? 0 : rank;
 }
 
+// Where a thread's turn of a round lies in the window: somewhere else every round, or the compiler would take the access
+// out of the loop.
+__device__ __forceinline__ uint32_t window_place(int round, uint32_t turn) {
+  const uint32_t place = turn * kThreads + threadIdx.x + static_cast<uint32_t>(round) * 32;
+  return place % (kWindowBytes / 16);
+}
+
 // Each thread 16 bytes a turn, eight turns in flight, through a window of the next rank's shared memory.
 __global__ void __launch_bounds__(kThreads) load_from_peer(float* g_sink) {
   extern __shared__ __align__(16) unsigned char s_bytes[];
@@ -39,7 +46,7 @@ __global__ void __launch_bounds__(kThreads) load_from_peer(float* g_sink) {
 #pragma unroll
     for (uint32_t i = 0; i < kWindowBytes / (kThreads * 16); ++i) {
       // Ordered by the cluster barrier above; nobody writes after it.
-      const float4 value = ptx::ld_shared_cluster_f4(d_window + (i * kThreads + threadIdx.x) * 16);
+      const float4 value = ptx::ld_shared_cluster_f4(d_window + window_place(round, i) * 16);
       sum += value.x + value.y + value.z + value.w;
     }
   }
@@ -57,7 +64,7 @@ __global__ void __launch_bounds__(kThreads) store_to_peer(float* g_sink) {
     const auto value = static_cast<float>(round);
 #pragma unroll
     for (uint32_t i = 0; i < kWindowBytes / (kThreads * 16); ++i)
-      d_window[i * kThreads + threadIdx.x] = float4{value, value, value, value};
+      d_window[window_place(round, i)] = float4{value, value, value, value};
   }
   cluster_sync();
   if (reinterpret_cast<float*>(s_bytes)[threadIdx.x] == -1.0f) *g_sink = 1.0f;
