@@ -177,7 +177,6 @@ void Grouping::add_groups(int32_t begin, int32_t end) {
 Grouping::GroupWork Grouping::work_of(int32_t begin, int32_t end) {
   GroupWork work{};
   work.num_queries = end - begin;
-  bool any_streams = false;
   // Returns whether the element is wide.
   const auto add = [&](int32_t queries, int32_t tiles) {
     const int32_t num_rows = queries * group_size_;
@@ -186,7 +185,7 @@ Grouping::GroupWork Grouping::work_of(int32_t begin, int32_t end) {
     work.tiles[row_class] += int64_t{tiles} * std::max(reads, 1);
     work.shared_tiles += tiles;
     work.num_items += reads;
-    any_streams |= reads > 0;
+    work.any_streams |= reads > 0;
     work.num_starts += reads == 0;
     return reads == 0;
   };
@@ -233,10 +232,10 @@ Grouping::GroupWork Grouping::work_of(int32_t begin, int32_t end) {
     work.num_items += wide ? 0 : work.num_queries;
     work.num_starts += wide;
     work.num_phases += wide;
-    any_streams |= !wide;
+    work.any_streams |= !wide;
   }
-  work.num_starts += any_streams;
-  work.num_phases += any_streams;
+  work.num_starts += work.any_streams;
+  work.num_phases += work.any_streams;
   return work;
 }
 
@@ -265,7 +264,10 @@ Grouping::JobParts Grouping::job_parts(const GroupWork& work, int32_t num_jobs,
   // Every rank has a phase, and one more for every element that a run goes on to.
   const double phases =
       std::min<double>(work.num_phases, 1 + std::max(work.num_starts - 1, 0) * share);
-  parts.other_us += phases * profile.item_start_us;
+  const double wide_phases = work.num_phases - (work.any_streams ? 1 : 0);
+  const double starts_us =
+      wide_phases * profile.item_start_us + (work.any_streams ? profile.stream_start_us : 0.0);
+  if (work.num_phases > 0) parts.other_us += phases * starts_us / work.num_phases;
   parts.compute_us += work.num_items * share * model_.stream_item_us();
   if (ranks == 1) return parts;
   parts.tiles_us *= 1 + kRankSkew * std::countr_zero(static_cast<uint32_t>(cluster_size));

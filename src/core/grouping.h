@@ -52,6 +52,7 @@ class Grouping {
     int32_t shared_tiles;
     int32_t num_phases;  // that one CTA doing all of it would have
     int32_t num_starts;  // wide elements, and one for all the streams' work
+    bool any_streams;    // one of the phases is the streams'
     int32_t num_items;   // of streams
     bool operator==(const GroupWork&) const = default;
   };

@@ -20,7 +20,7 @@ constexpr int kSearchSteps = 6;
 template <class OnPart, class OnClose>
 int32_t PlanBuilder::fill_runs(double limit_us, int32_t num_runs, bool counts,
                                const OnPart& on_part, const OnClose& on_close) {
-  const double phase_us = model_.profile().item_start_us;
+  const DeviceProfile& profile = model_.profile();
   double tiles_us = 0, busy_us = 0;
   bool has_work = false;
   int32_t run = 0;
@@ -37,6 +37,7 @@ int32_t PlanBuilder::fill_runs(double limit_us, int32_t num_runs, bool counts,
     const int32_t grain = element.wide ? kWideTiles : 1;
     for (int32_t tile = 0; tile < element.tiles;) {
       int64_t& stamp = phase_stamps_[phase_index(element)];
+      const double phase_us = element.wide ? profile.item_start_us : profile.stream_start_us;
       const double start_us = element.start_us + (stamp == phase_stamp_ ? 0 : phase_us);
       int32_t take = element.tiles - tile;
       if (counts || run + 1 < num_runs) {
@@ -80,7 +81,8 @@ double PlanBuilder::run_limit(int32_t num_runs) {
     tiles_us += element.tiles * element.tile_us;
     busy_us += element.tiles * element.compute_us + element.start_us;
   }
-  const double phase_us = model_.profile().item_start_us;
+  const double phase_us =
+      std::min(model_.profile().item_start_us, model_.profile().stream_start_us);
   double low =
       std::max(tiles_us / num_runs, busy_us / num_runs + (elements_.empty() ? 0 : phase_us));
   const auto suffices = [&](double limit_us) {

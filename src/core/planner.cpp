@@ -242,7 +242,8 @@ void Planner::Impl::search(const PrefixForest& forest) {
     const double again_gbps = unique <= static_cast<double>(profile.l2_bytes)
                                   ? profile.l2_gbps_per_cta * profile.num_sms
                                   : profile.hbm_gbps;
-    const double flat_us = profile.launch_us + profile.job_start_us + profile.item_start_us +
+    const double flat_us = profile.launch_us + profile.job_start_us +
+                           std::min(profile.item_start_us, profile.stream_start_us) +
                            (unique / profile.hbm_gbps + again / again_gbps) / 1e3;
     if (flat_us >= best.predicted_us) return;
   }

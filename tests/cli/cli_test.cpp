@@ -22,7 +22,7 @@
 #include "cli/expect_error.h"
 #include "cli/process.h"
 #include "nlohmann/json.hpp"
-#include "workload/profile_json.h"
+#include "profile/profile_json.h"
 
 namespace capillary::test {
 namespace {
@@ -54,7 +54,8 @@ class Cli : public ::testing::Test {
 TEST_F(Cli, HelpAndVersion) {
   const Outcome help = work_.run({"--help"});
   EXPECT_EQ(help.exit_code, 0);
-  for (const char* verb : {"info", "plan", "run", "check", "bench", "replay", "generate"}) {
+  for (const char* verb :
+       {"info", "plan", "run", "check", "bench", "replay", "generate", "calibrate"}) {
     EXPECT_THAT(help.out, HasSubstr(std::string("\n  ") + verb));
     const Outcome verb_help = work_.run({verb, "--help"});
     EXPECT_EQ(verb_help.exit_code, 0) << verb;
@@ -186,6 +187,11 @@ TEST_F(Cli, UnsupportedIsFour) {
                    "--device is cuda, which this build does not have; must be cpu or auto");
     }
     expect_error(work_.run({"check", "--device", "cuda"}), 4, "check", "--device is cuda");
+    expect_error(
+        work_.run({"calibrate", "--out", "card.json"}), 4, "calibrate",
+        "this build has no CUDA backend, and only a card can be calibrated; must be a build "
+        "with CUDA on a machine with an NVIDIA Hopper card");
+    EXPECT_FALSE(work_.has("card.json"));
   }
 }
 
@@ -193,7 +199,8 @@ TEST_F(Cli, Info) {
   const Outcome text = work_.run({"info"});
   EXPECT_EQ(text.exit_code, 0);
   EXPECT_THAT(text.out, AllOf(HasSubstr("capillary  " CAPILLARY_VERSION_STRING),
-                              HasSubstr("device     cpu: "), HasSubstr("profile    h200")));
+                              HasSubstr("device     cpu: "), HasSubstr("profile    h200"),
+                              HasSubstr("profile    from: built in\n")));
   const json object = json::parse(work_.run({"info", "--json"}).out);
   // The kernels are listed exactly where they are built in.
   const json& kernels = object["supports"]["on CUDA"];
@@ -224,8 +231,13 @@ TEST_F(Cli, ProfilesFromOptionAndEnvironment) {
   EXPECT_EQ(fast["profile"], "h200");
   EXPECT_GT(with_profile("slow.json")["summary"]["predicted_us"].get<double>(),
             3 * fast["summary"]["predicted_us"].get<double>());
+  EXPECT_EQ(json::parse(work_.run({"info", "--json", "--profile", "-"}, profile_to_json(slow))
+                            .out)["profile"]["name"],
+            "slow-card");
   work_.environment["CAPILLARY_PROFILE"] = "slow.json";
   EXPECT_EQ(json::parse(work_.run(plan).out)["profile"], "slow-card");
+  EXPECT_THAT(work_.run({"info"}).out,
+              HasSubstr("profile    from: slow.json (CAPILLARY_PROFILE)\n"));
   EXPECT_EQ(with_profile("builtin.json")["profile"], "h200");
   EXPECT_EQ(with_profile("builtin.json")["plan"]["content_hash"], fast["plan"]["content_hash"]);
 

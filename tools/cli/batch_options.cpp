@@ -127,7 +127,7 @@ void add_batch_options(CLI::App& app, BatchOptions& options) {
   app.add_flag("--shuffle", options.shuffle_requests, "Put the requests in random order")
       ->group(group);
   app.add_option("--profile", options.profile,
-                 "Device profile to plan for [CAPILLARY_PROFILE, else built in]")
+                 "Device profile to plan for [CAPILLARY_PROFILE, this card's own, built in]")
       ->group(group);
 }
 

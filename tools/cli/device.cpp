@@ -16,21 +16,6 @@
 namespace capillary::cli {
 namespace {
 
-#if CAPILLARY_WITH_CUDA
-// The first device that the kernels run on; -1: none.
-int first_supported_cuda_device() {
-  for (int index = 0; index < cuda::device_count(); ++index) {
-    try {
-      cuda::require_supported(index);
-      return index;
-    } catch (const UnsupportedArch&) {
-      continue;
-    }
-  }
-  return -1;
-}
-#endif
-
 // Index of the CUDA device that `name` stands for; -1: the CPU.
 int choose_device(std::string_view verb, const std::string& name) {
   if (name == "cpu") return -1;
@@ -39,7 +24,7 @@ int choose_device(std::string_view verb, const std::string& name) {
                                 "be auto, cpu or cuda", "give one of these"));
   }
 #if CAPILLARY_WITH_CUDA
-  const int index = first_supported_cuda_device();
+  const int index = first_card();
   if (index >= 0 || name == "auto") return index;
   if (cuda::device_count() > 0) cuda::require_supported(0);
   throw UnsupportedConfig(five_parts(verb, "--device", "is cuda, and no CUDA device is found",
@@ -62,6 +47,28 @@ double sorted_quantile(const std::vector<double>& sorted, double at) {
 }
 
 }  // namespace
+
+int first_card() {
+#if CAPILLARY_WITH_CUDA
+  for (int index = 0; index < cuda::device_count(); ++index) {
+    try {
+      cuda::require_supported(index);
+      return index;
+    } catch (const UnsupportedArch&) {
+      continue;
+    }
+  }
+#endif
+  return -1;
+}
+
+CardIdentity card_here() {
+#if CAPILLARY_WITH_CUDA
+  const int index = first_card();
+  if (index >= 0) return cuda::card_identity(index);
+#endif
+  return {};
+}
 
 std::string MeasuredStep::trace_json() {
   throw UnsupportedConfig(

@@ -85,6 +85,10 @@ std::unique_ptr<TimedDevice> make_cpu_device(int32_t num_threads);
 // Only where CAPILLARY_HAS_TIMED_CUDA.
 std::unique_ptr<TimedDevice> make_cuda_device(int index);
 
+// The first card that the kernels run on, -1 where this build or machine has none; and what it is (no name: none).
+int first_card();
+CardIdentity card_here();
+
 // For info: one line a backend, present or why not.
 struct DeviceLine {
   std::string backend;
