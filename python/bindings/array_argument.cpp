@@ -164,8 +164,13 @@ void ArrayArgument::from_buffer(nb::handle object, Access access) {
   if (access == Access::kWrite && buffer.readonly)
     fail(function_, name_, "is read-only", "be writable", "pass an array that may be written to");
   std::array<int64_t, 8> shape{}, strides{};
-  dlpack::Tensor tensor{buffer.buf,  {dlpack::kCpu, 0}, buffer.ndim, buffer_dtype(buffer),
-                        shape.data(), strides.data(),    0};
+  dlpack::Tensor tensor{buffer.buf,
+                        {dlpack::kCpu, 0},
+                        buffer.ndim,
+                        buffer_dtype(buffer),
+                        shape.data(),
+                        strides.data(),
+                        0};
   if (borrowed_.bits.is_valid()) tensor.dtype = {dlpack::kBFloat, 16, 1};
   for (int i = 0; i < std::min<int>(buffer.ndim, shape.size()); ++i) {
     shape[static_cast<size_t>(i)] = buffer.shape[i];
@@ -217,16 +222,15 @@ void ArrayArgument::from_capsule(nb::handle object, Access access, nb::handle st
 
 void ArrayArgument::require(DType dtype, const char* remedy) const {
   if (view_.dtype == dtype) return;
-  throw WrongDType(five_parts(function_, name_,
-                              std::string("has dtype ") + dtype_name(view_.dtype),
+  throw WrongDType(five_parts(function_, name_, std::string("has dtype ") + dtype_name(view_.dtype),
                               std::string("have dtype ") + dtype_name(dtype), remedy));
 }
 
 std::span<const int32_t> ArrayArgument::int32s() const {
   require(DType::kInt32, "convert it to int32");
   if (on_cuda())
-    fail(function_, name_, "is on cuda:" + std::to_string(view_.device_index),
-         "be in host memory", "copy it to the host");
+    fail(function_, name_, "is on cuda:" + std::to_string(view_.device_index), "be in host memory",
+         "copy it to the host");
   if (view_.ndim != 1)
     fail(function_, name_, "has " + std::to_string(view_.ndim) + " dimensions", "have one",
          "flatten it");
@@ -268,8 +272,8 @@ void* resolve_stream(const char* function, nb::handle stream, nb::handle array,
     return current;
   }
   if (is_torch)
-    return address(nb::object(
-        torch.attr("cuda").attr("current_stream")(device_index).attr("cuda_stream")));
+    return address(
+        nb::object(torch.attr("cuda").attr("current_stream")(device_index).attr("cuda_stream")));
   fail(function, "stream", "is None", "say on which CUDA stream to work",
        "pass the address of your framework's current stream, e.g. "
        "cupy.cuda.get_current_stream()");

@@ -7,7 +7,7 @@
 
 #include "bindings.h"
 #include "capillary/error.h"
-#include "dtype_name.h"
+#include "names.h"
 #include "planner.h"
 
 namespace capillary::python {
@@ -24,7 +24,8 @@ bool parse_layout(const char* layout) {
 
 ModelShape make_shape(const char* function, int num_q_heads, int num_kv_heads, int head_dim,
                       std::optional<int> head_dim_v, const std::string& dtype) {
-  return {num_q_heads, num_kv_heads, head_dim, head_dim_v.value_or(0), parse_dtype(function, dtype)};
+  return {num_q_heads, num_kv_heads, head_dim, head_dim_v.value_or(0),
+          parse_dtype(function, dtype)};
 }
 
 void make_planner(PyPlanner* self, int num_q_heads, int num_kv_heads, int head_dim,
@@ -78,9 +79,8 @@ int64_t bound(int64_t max_requests, int num_q_heads, int num_kv_heads, int head_
               int num_pieces, std::optional<DeviceProfile> profile) {
   const char* function = "workspace_bytes";
   if (max_requests < 0)
-    throw InvalidArgument(five_parts(function, "max_requests",
-                                     "is " + std::to_string(max_requests), "be at least 0",
-                                     "pass the largest batch you plan for"));
+    throw InvalidArgument(five_parts(function, "max_requests", "is " + std::to_string(max_requests),
+                                     "be at least 0", "pass the largest batch you plan for"));
   const ModelShape shape =
       make_shape(function, num_q_heads, num_kv_heads, head_dim, head_dim_v, "bfloat16");
   const PlanOptions options{parse_mode(function, mode), cluster_size, num_pieces, false};
@@ -103,20 +103,26 @@ void bind_planner(nb::module_& module) {
            nb::arg("stream").none() = nb::none(),
            "Plans one decode step over a forest; every layer then runs it.\n\n"
            "On a CUDA device the plan is uploaded on `stream`, without waiting for it.\n\n"
-           "Raises InvalidArgumentError while `stream` is being captured, or when a captured graph could\n"
+           "Raises InvalidArgumentError while `stream` is being captured, or when a captured graph "
+           "could\n"
            "not run the new plan.",
            nb::sig("def plan(self, forest: PrefixForest, *, stream: object | None = None) -> None"))
       .def("update", &PyPlanner::update, nb::arg("block_table"), nb::arg("seq_lens"),
            nb::arg("page_size"), nb::kw_only(), nb::arg("previous_row").none() = nb::none(),
            nb::arg("stream").none() = nb::none(),
            "Plans a step from the batch's block table and lengths.\n\n"
-           "block_table: int32 [num_requests, max_pages]; seq_lens: int32 [num_requests], in tokens.\n"
-           "Arrays in host memory are read in place and nothing waits; those on a CUDA device are copied\n"
+           "block_table: int32 [num_requests, max_pages]; seq_lens: int32 [num_requests], in "
+           "tokens.\n"
+           "Arrays in host memory are read in place and nothing waits; those on a CUDA device are "
+           "copied\n"
            "to the host first, which waits for `stream`.\n\n"
-           "previous_row: int32 [num_requests], the row that each request had in the update before, -1 if\n"
-           "it is new. Then only what changed is compared again, and a request that kept its row must\n"
+           "previous_row: int32 [num_requests], the row that each request had in the update "
+           "before, -1 if\n"
+           "it is new. Then only what changed is compared again, and a request that kept its row "
+           "must\n"
            "have kept its full pages. None: nothing is assumed.\n\n"
-           "Raises InvalidArgumentError for a bad table or length; the plan before then still stands.",
+           "Raises InvalidArgumentError for a bad table or length; the plan before then still "
+           "stands.",
            nb::sig("def update(self, block_table: object, seq_lens: object, page_size: int, *, "
                    "previous_row: object | None = None, stream: object | None = None) -> None"))
       .def(
@@ -148,14 +154,14 @@ void bind_planner(nb::module_& module) {
           },
           "The plan as it stands in memory (docs/plan-format.md).");
 
-  module.def("workspace_bytes", &bound, nb::arg("max_requests"), nb::kw_only(),
-             nb::arg("num_q_heads"), nb::arg("num_kv_heads"), nb::arg("head_dim"),
-             nb::arg("head_dim_v").none() = nb::none(), nb::arg("mode") = "auto",
-             nb::arg("cluster_size") = 0, nb::arg("num_pieces") = 0,
-             nb::arg("profile").none() = nb::none(),
-             "Bytes of workspace that are enough for every batch of at most max_requests requests.\n\n"
-             "An upper bound, for memory that is allocated once; explain().workspace_bytes is what one\n"
-             "plan needs.");
+  module.def(
+      "workspace_bytes", &bound, nb::arg("max_requests"), nb::kw_only(), nb::arg("num_q_heads"),
+      nb::arg("num_kv_heads"), nb::arg("head_dim"), nb::arg("head_dim_v").none() = nb::none(),
+      nb::arg("mode") = "auto", nb::arg("cluster_size") = 0, nb::arg("num_pieces") = 0,
+      nb::arg("profile").none() = nb::none(),
+      "Bytes of workspace that are enough for every batch of at most max_requests requests.\n\n"
+      "An upper bound, for memory that is allocated once; explain().workspace_bytes is what one\n"
+      "plan needs.");
 }
 
 }  // namespace capillary::python

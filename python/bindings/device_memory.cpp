@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "capillary/error.h"
+#include "require_device.h"
 #if CAPILLARY_WITH_CUDA
 #include "cuda/cuda_check.h"
 #endif
@@ -58,11 +59,8 @@ bool is_capturing(void* stream, int device) {
 
 namespace {
 [[noreturn]] void refuse() {
-  throw UnsupportedArch(
-      five_parts("capillary", "device", "is a CUDA device",
-                 "be the CPU: this package was built without CUDA",
-                 "build it where nvcc is found, or move the arrays to the host"),
-      "a build without CUDA", "a build with CUDA");
+  require_device("capillary", 0);
+  throw InternalError("capillary: device memory was asked for in a build without CUDA");
 }
 }  // namespace
 

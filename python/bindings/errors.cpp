@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: MIT
 // capillary::Error -> the classes of capillary/errors.py, with what they carry.
-#include "capillary/error.h"
-
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 
 #include "array_argument.h"
 #include "bindings.h"
+#include "capillary/error.h"
 
 namespace capillary::python {
 namespace {

@@ -46,8 +46,8 @@ nb::ndarray<nb::numpy, T> numpy_copy(std::span<const T> values) {
   return nb::ndarray<nb::numpy, T>(owned->data(), {owned->size()}, owner);
 }
 
-Forest from_table(nb::handle block_table, nb::handle seq_lens, int32_t page_size,
-                  nb::handle stream, bool flat) {
+Forest from_table(nb::handle block_table, nb::handle seq_lens, int32_t page_size, nb::handle stream,
+                  bool flat) {
   const char* function = flat ? "PrefixForest.flat" : "PrefixForest.from_block_table";
   const HostBatch batch(function, block_table, seq_lens, stream);
   const nb::gil_scoped_release unlocked;
@@ -151,7 +151,8 @@ void bind_forest(nb::module_& module) {
   nb::class_<Forest>(
       module, "PrefixForest",
       "Which requests of a batch share which runs of KV tokens.\n\n"
-      "Integer arguments are int32 arrays in host memory. A block table or lengths on a CUDA device are\n"
+      "Integer arguments are int32 arrays in host memory. A block table or lengths on a CUDA "
+      "device are\n"
       "accepted and copied to the host, which waits for `stream`; pass host copies not to wait.")
       .def_static(
           "from_block_table",
@@ -161,9 +162,11 @@ void bind_forest(nb::module_& module) {
           nb::arg("block_table"), nb::arg("seq_lens"), nb::arg("page_size"), nb::kw_only(),
           nb::arg("stream").none() = nb::none(),
           "The forest of a paged batch: the same page id at the same position is sharing.\n\n"
-          "block_table: int32 [num_requests, max_pages]; seq_lens: int32 [num_requests], in tokens.\n"
+          "block_table: int32 [num_requests, max_pages]; seq_lens: int32 [num_requests], in "
+          "tokens.\n"
           "Only the first ceil(seq_len / page_size) ids of a row are read.\n\n"
-          "Raises InvalidArgumentError for a negative length or page id, or a row too narrow for its length.",
+          "Raises InvalidArgumentError for a negative length or page id, or a row too narrow for "
+          "its length.",
           nb::sig("def from_block_table(block_table: object, seq_lens: object, page_size: int, *, "
                   "stream: object | None = None) -> PrefixForest"))
       .def_static(
@@ -176,20 +179,22 @@ void bind_forest(nb::module_& module) {
           "Every request alone, whatever the table says. Arguments as of from_block_table.",
           nb::sig("def flat(block_table: object, seq_lens: object, page_size: int, *, "
                   "stream: object | None = None) -> PrefixForest"))
-      .def_static("from_csr", &from_csr, nb::arg("parent"), nb::arg("num_tokens"),
-                  nb::arg("page_indptr"), nb::arg("page_ids"), nb::arg("request_node"),
-                  nb::arg("page_size"),
-                  "Node i hangs under parent[i] (-1: root) and has num_tokens[i] tokens in pages\n"
-                  "page_ids[page_indptr[i]:page_indptr[i + 1]]; request r ends at node request_node[r].\n\n"
-                  "Inner nodes hold whole pages. Raises InvalidArgumentError for anything else.")
-      .def_static("from_levels", &from_levels, nb::arg("levels"), nb::arg("num_requests"),
-                  nb::arg("page_size"),
-                  "Levels of a cascade, each (group, indptr, page_ids, num_tokens): request r has on this\n"
-                  "level the pages of entry group[r] (-1: none); requests with the same entry share it.")
-      .def_static("from_parents", &from_parents, nb::arg("parent"), nb::arg("num_tokens"),
-                  nb::arg("page_size"),
-                  "A tree's shape alone: every childless node is a request; pages are numbered in order\n"
-                  "of first use.")
+      .def_static(
+          "from_csr", &from_csr, nb::arg("parent"), nb::arg("num_tokens"), nb::arg("page_indptr"),
+          nb::arg("page_ids"), nb::arg("request_node"), nb::arg("page_size"),
+          "Node i hangs under parent[i] (-1: root) and has num_tokens[i] tokens in pages\n"
+          "page_ids[page_indptr[i]:page_indptr[i + 1]]; request r ends at node request_node[r].\n\n"
+          "Inner nodes hold whole pages. Raises InvalidArgumentError for anything else.")
+      .def_static(
+          "from_levels", &from_levels, nb::arg("levels"), nb::arg("num_requests"),
+          nb::arg("page_size"),
+          "Levels of a cascade, each (group, indptr, page_ids, num_tokens): request r has on this\n"
+          "level the pages of entry group[r] (-1: none); requests with the same entry share it.")
+      .def_static(
+          "from_parents", &from_parents, nb::arg("parent"), nb::arg("num_tokens"),
+          nb::arg("page_size"),
+          "A tree's shape alone: every childless node is a request; pages are numbered in order\n"
+          "of first use.")
       .def_prop_ro("num_requests", [](const Forest& self) { return self.forest.num_requests(); })
       .def_prop_ro("num_nodes", [](const Forest& self) { return self.forest.nodes().size(); })
       .def_prop_ro("page_size", [](const Forest& self) { return self.forest.page_size(); })
@@ -199,15 +204,16 @@ void bind_forest(nb::module_& module) {
       .def_prop_ro(
           "flat_tokens", [](const Forest& self) { return self.forest.flat_tokens(); },
           "KV tokens, counted once for every request that reads them.")
-      .def_prop_ro(
-          "nodes", &nodes_of, "The nodes, parents first.",
-          nb::sig("def nodes(self) -> list[capillary._types.ForestNode]"))
+      .def_prop_ro("nodes", &nodes_of, "The nodes, parents first.",
+                   nb::sig("def nodes(self) -> list[capillary._types.ForestNode]"))
       .def_prop_ro(
           "leaf_order", [](const Forest& self) { return numpy_copy(self.forest.leaf_order()); },
+          nb::rv_policy::automatic,
           "Request index by position in leaf order: int32 [num_requests].",
           nb::sig("def leaf_order(self) -> numpy.typing.NDArray[numpy.int32]"))
       .def_prop_ro(
           "page_ids", [](const Forest& self) { return numpy_copy(self.forest.page_ids()); },
+          nb::rv_policy::automatic,
           "The forest's own page ids, int32 [n]: what run() takes as its block table. Empty for a\n"
           "forest made from a block table; then it takes that table.",
           nb::sig("def page_ids(self) -> numpy.typing.NDArray[numpy.int32]"))

@@ -9,11 +9,9 @@
 #include "bindings.h"
 #include "capillary/decode.h"
 #include "capillary/error.h"
-#include "dtype_name.h"
 #include "forest.h"
-#if CAPILLARY_WITH_CUDA
-#include "capillary/cuda.h"
-#endif
+#include "names.h"
+#include "require_device.h"
 
 namespace capillary::python {
 namespace {
@@ -96,23 +94,15 @@ void check_supported(const std::string& device, const std::string& dtype, int he
   if (page_size < 1)
     throw InvalidArgument(five_parts(function, "page_size", "is " + std::to_string(page_size),
                                      "be at least 1", "pass tokens a page"));
-  if (device == "cpu") return;
-  if (device.rfind("cuda", 0) != 0)
-    throw InvalidArgument(five_parts(function, "device", "is '" + device + "'",
-                                     "be 'cpu', 'cuda' or 'cuda:N'", "name a device"));
+  const int32_t index = parse_device(function, device);
+  if (index < 0) return;
+  require_device(function, index);
 #if CAPILLARY_WITH_CUDA
-  const int index = device.size() > 5 ? std::stoi(device.substr(5)) : 0;
-  cuda::require_supported(index);
   if (planner.shape().v_dim() != head_dim)
     throw UnsupportedConfig(five_parts(
         function, "head_dim_v", "is " + std::to_string(planner.shape().v_dim()),
         "be head_dim (" + std::to_string(head_dim) + ") on CUDA", "use the CPU backend"));
   (void)cuda::max_clusters(index, type, head_dim);
-#else
-  throw UnsupportedArch(five_parts(function, "device", "is '" + device + "'",
-                                   "be 'cpu': this package was built without CUDA",
-                                   "build it where nvcc is found"),
-                        "a build without CUDA", "a build with CUDA");
 #endif
 }
 
@@ -122,10 +112,11 @@ void bind_functions(nb::module_& module) {
   module.def("_merge_states", &merge);
   module.def("_oracle_decode", &oracle);
   module.def("_check_supported", &check_supported);
-  module.def("devices", &devices,
-             "The CUDA devices this build sees: dicts of index, name, compute, num_sms, memory_bytes,\n"
-             "driver, runtime.",
-             nb::sig("def devices() -> list[dict[str, typing.Any]]"));
+  module.def(
+      "devices", &devices,
+      "The CUDA devices this build sees: dicts of index, name, compute, num_sms, memory_bytes,\n"
+      "driver, runtime.",
+      nb::sig("def devices() -> list[dict[str, typing.Any]]"));
   module.def("kernels", &kernels, "The kernel instances of this build, in words.");
 }
 

@@ -7,6 +7,8 @@
 
 #include "capillary/decode.h"
 #include "capillary/error.h"
+#include "names.h"
+#include "require_device.h"
 #include "shared/plan_layout.h"
 #include "shared/tile_table.h"
 
@@ -20,34 +22,19 @@ constexpr size_t kDefaultPlanCapacity = size_t{1} << 20;
   throw InvalidArgument(five_parts(function, argument, came, expected, remedy));
 }
 
-// "cpu" -> -1, "cuda" -> 0, "cuda:N" -> N
-int32_t parse_device(const std::string& device) {
-  if (device == "cpu") return -1;
-  if (device == "cuda") return 0;
-  const std::string digits = device.rfind("cuda:", 0) == 0 ? device.substr(5) : "";
-  if (digits.empty() || digits.size() > 4 ||
-      digits.find_first_not_of("0123456789") != std::string::npos)
-    fail("Planner", "device", "is '" + device + "'", "be 'cpu', 'cuda' or 'cuda:N'",
-         "name the device that the caches are on");
-  return std::stoi(digits);
-}
-
 DeviceProfile profile_of(const PlannerSettings& settings, int32_t device) {
   if (settings.profile) return *settings.profile;
   if (device < 0) return builtin_h200();
+  require_device("Planner", device);
 #if CAPILLARY_WITH_CUDA
-  cuda::require_supported(device);
   return cuda::profile_for_device(device, settings.shape.dtype, settings.shape.head_dim);
 #else
-  throw UnsupportedArch(five_parts("Planner", "device", "is '" + settings.device + "'",
-                                   "be 'cpu': this package was built without CUDA",
-                                   "build it where nvcc is found"),
-                        "a build without CUDA", "a build with CUDA");
+  return builtin_h200();  // not reached: require_device threw
 #endif
 }
 
 const PlannerSettings& checked(const PlannerSettings& settings) {
-  if (settings.shape.dtype == DType::kFloat32 && parse_device(settings.device) >= 0)
+  if (settings.shape.dtype == DType::kFloat32 && parse_device("Planner", settings.device) >= 0)
     throw UnsupportedConfig(five_parts("Planner", "dtype", "is float32 on a CUDA device",
                                        "be float16 or bfloat16 there",
                                        "convert q and both caches, or plan for device='cpu'"));
@@ -57,8 +44,8 @@ const PlannerSettings& checked(const PlannerSettings& settings) {
 }  // namespace
 
 PyPlanner::PyPlanner(const PlannerSettings& settings)
-    : on_cuda_(parse_device(checked(settings).device) >= 0),
-      device_index_(std::max(parse_device(settings.device), 0)),
+    : on_cuda_(parse_device("Planner", checked(settings).device) >= 0),
+      device_index_(std::max(parse_device("Planner", settings.device), 0)),
       planner_(settings.shape, profile_of(settings, on_cuda_ ? device_index_ : -1),
                settings.options),
       max_requests_(settings.max_requests),
@@ -128,8 +115,8 @@ void PyPlanner::update(nb::handle block_table, nb::handle seq_lens, int32_t page
     tracker_page_size_ = page_size;
     previous = {};
   }
-  plan_locked(tracker_->update(batch.table(), batch.seq_lens(), previous),
-              batch.table().row_stride, address);
+  plan_locked(tracker_->update(batch.table(), batch.seq_lens(), previous), batch.table().row_stride,
+              address);
 }
 
 void PyPlanner::plan_locked(const PrefixForest& forest, int64_t row_stride, void* stream) {
@@ -225,9 +212,8 @@ void PyPlanner::run(const RunArguments& arguments) {
   options.num_threads = arguments.num_threads;
   options.dependent_launch = arguments.dependent_launch;
   [[maybe_unused]] void* address =
-      on_cuda_ && q.on_cuda()
-                      ? resolve_stream(function, stream, arguments.q, device_index_)
-                      : nullptr;
+      on_cuda_ && q.on_cuda() ? resolve_stream(function, stream, arguments.q, device_index_)
+                              : nullptr;
 
   const nb::gil_scoped_release unlocked;
   const std::lock_guard lock(mutex_);
@@ -267,10 +253,9 @@ int64_t workspace_bound(const ModelShape& shape, const PlanOptions& options,
   const int64_t groups = (max_requests + queries_a_job - 1) / queries_a_job;
   const int64_t clusters =
       *std::max_element(profile.max_clusters.begin(), profile.max_clusters.end());
-  const int64_t pieces = std::max<int64_t>(
-      {4 * clusters / shape.num_kv_heads, 4, 2 * groups, options.num_pieces});
-  const int64_t rows =
-      std::min(max_rows, std::max<int64_t>(max_requests, 1) * shape.group_size());
+  const int64_t pieces =
+      std::max<int64_t>({4 * clusters / shape.num_kv_heads, 4, 2 * groups, options.num_pieces});
+  const int64_t rows = std::min(max_rows, std::max<int64_t>(max_requests, 1) * shape.group_size());
   const int64_t parts = options.mode == Mode::kSharedL2 ? std::max(options.cluster_size, 1) : 1;
   const int64_t split_rows = (pieces * 4 / 3 + 1) * rows * parts;
   return workspace_layout(shape.num_kv_heads, split_rows, shape.v_dim()).total_bytes;

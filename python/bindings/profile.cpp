@@ -8,10 +8,8 @@
 
 #include "bindings.h"
 #include "capillary/device_profile.h"
-#include "dtype_name.h"
-#if CAPILLARY_WITH_CUDA
-#include "capillary/cuda.h"
-#endif
+#include "names.h"
+#include "require_device.h"
 
 namespace nb = nanobind;
 
@@ -73,16 +71,12 @@ DeviceProfile from_fields(const nb::dict& fields) {
 
 DeviceProfile for_device(int device, const std::string& dtype, int head_dim) {
   const DType type = parse_dtype("DeviceProfile.for_device", dtype);
+  require_device("DeviceProfile.for_device", device);
 #if CAPILLARY_WITH_CUDA
-  cuda::require_supported(device);
   return cuda::profile_for_device(device, type, head_dim);
 #else
-  (void)head_dim, (void)type;
-  throw UnsupportedArch(
-      five_parts("DeviceProfile.for_device", "device", "is cuda:" + std::to_string(device),
-                 "be one that this build can use, and it was built without CUDA",
-                 "use DeviceProfile.h200(), or build the package where nvcc is found"),
-      "a build without CUDA", "a build with CUDA");
+  (void)type, (void)head_dim;
+  return builtin_h200();  // not reached: require_device threw
 #endif
 }
 
@@ -96,10 +90,11 @@ void bind_profile(nb::module_& module) {
   profile
       .def_static(
           "h200", [] { return builtin_h200(); }, "The built-in profile of an H200.")
-      .def_static("for_device", &for_device, nb::arg("device"), nb::kw_only(),
-                  nb::arg("dtype") = "bfloat16", nb::arg("head_dim") = 128,
-                  "The built-in profile with the cluster limits of a CUDA device, asked of its driver.\n\n"
-                  "Raises UnsupportedArchError where it is no Hopper GPU.")
+      .def_static(
+          "for_device", &for_device, nb::arg("device"), nb::kw_only(),
+          nb::arg("dtype") = "bfloat16", nb::arg("head_dim") = 128,
+          "The built-in profile with the cluster limits of a CUDA device, asked of its driver.\n\n"
+          "Raises UnsupportedArchError where it is no Hopper GPU.")
       .def_static("_from_fields", &from_fields, nb::arg("fields"))
       .def("__repr__", [](const DeviceProfile& self) {
         return "<DeviceProfile " + self.name + " (" + self.source + ")>";

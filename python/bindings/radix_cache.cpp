@@ -17,7 +17,8 @@ void bind_radix_cache(nb::module_& module) {
   nb::class_<RadixCache>(
       module, "RadixCache",
       "A radix-tree KV cache over a pool of pages: hands out page ids, never touches KV bytes.\n\n"
-      "Sharing is in whole pages. Tokens and page ids go in as int32 arrays in host memory. Not for use\n"
+      "Sharing is in whole pages. Tokens and page ids go in as int32 arrays in host memory. Not "
+      "for use\n"
       "from several threads at once.")
       .def(nb::init<int64_t, int32_t, int32_t>(), nb::arg("num_pages"), nb::arg("page_size"),
            nb::kw_only(), nb::arg("first_page") = 0,
@@ -51,7 +52,8 @@ void bind_radix_cache(nb::module_& module) {
             return nb::make_tuple(result.node, result.page_ids, result.duplicate_pages);
           },
           nb::arg("tokens"), nb::arg("page_ids"),
-          "Hands the whole pages of `tokens` to the tree: (node, the tree's pages, duplicates freed).",
+          "Hands the whole pages of `tokens` to the tree: (node, the tree's pages, duplicates "
+          "freed).",
           nb::sig("def insert(self, tokens: object, page_ids: object) -> tuple[int, list[int], "
                   "list[int]]"))
       .def("lock", &RadixCache::lock, nb::arg("node"),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Names of element types and modes, as users write them.
+// Names of element types, modes and devices, as users write them.
 #pragma once
 
 #include <string>
@@ -23,6 +23,19 @@ inline Mode parse_mode(const char* function, const std::string& name) {
     if (name == mode_name(mode)) return mode;
   throw InvalidArgument(five_parts(function, "mode", "is '" + name + "'",
                                    "be 'auto', 'flat' or 'shared-l2'", "leave it out for 'auto'"));
+}
+
+// "cpu" -> -1, "cuda" -> 0, "cuda:N" -> N
+inline int32_t parse_device(const char* function, const std::string& device) {
+  if (device == "cpu") return -1;
+  if (device == "cuda") return 0;
+  const std::string digits = device.rfind("cuda:", 0) == 0 ? device.substr(5) : "";
+  if (digits.empty() || digits.size() > 4 ||
+      digits.find_first_not_of("0123456789") != std::string::npos)
+    throw InvalidArgument(five_parts(function, "device", "is '" + device + "'",
+                                     "be 'cpu', 'cuda' or 'cuda:N'",
+                                     "name the device that the caches are on"));
+  return std::stoi(digits);
 }
 
 }  // namespace capillary::python
