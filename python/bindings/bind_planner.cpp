@@ -138,7 +138,7 @@ void bind_planner(nb::module_& module) {
           nb::arg("out"), nb::arg("lse").none(), nb::arg("softmax_scale"), nb::arg("kv_layout"),
           nb::arg("workspace").none(), nb::arg("stream").none(), nb::arg("num_threads"),
           nb::arg("dependent_launch"))
-      .def("_summary", &summary_of)
+      .def("_summary", &summary_of, nb::sig("def _summary(self) -> dict[str, typing.Any]"))
       .def_prop_ro("num_q_heads", [](const PyPlanner& self) { return self.shape().num_q_heads; })
       .def_prop_ro("num_kv_heads", [](const PyPlanner& self) { return self.shape().num_kv_heads; })
       .def_prop_ro("head_dim", [](const PyPlanner& self) { return self.shape().head_dim; })

@@ -189,7 +189,9 @@ void bind_forest(nb::module_& module) {
           "from_levels", &from_levels, nb::arg("levels"), nb::arg("num_requests"),
           nb::arg("page_size"),
           "Levels of a cascade, each (group, indptr, page_ids, num_tokens): request r has on this\n"
-          "level the pages of entry group[r] (-1: none); requests with the same entry share it.")
+          "level the pages of entry group[r] (-1: none); requests with the same entry share it.",
+          nb::sig("def from_levels(levels: collections.abc.Sequence[tuple[object, object, object, "
+                  "object]], num_requests: int, page_size: int) -> PrefixForest"))
       .def_static(
           "from_parents", &from_parents, nb::arg("parent"), nb::arg("num_tokens"),
           nb::arg("page_size"),

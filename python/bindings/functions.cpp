@@ -110,7 +110,12 @@ void check_supported(const std::string& device, const std::string& dtype, int he
 
 void bind_functions(nb::module_& module) {
   module.def("_merge_states", &merge);
-  module.def("_oracle_decode", &oracle);
+  module.def(
+      "_oracle_decode", &oracle,
+      nb::sig(
+          "def _oracle_decode(q: object, k_cache: object, v_cache: object, block_table: object, "
+          "seq_lens: object, softmax_scale: float, kv_layout: str, /) -> tuple[list[float], "
+          "list[float]]"));
   module.def("_check_supported", &check_supported);
   module.def(
       "devices", &devices,

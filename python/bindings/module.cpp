@@ -7,7 +7,7 @@ NB_MODULE(_core, module) {
   using namespace capillary::python;
   // Planners kept by modules (decode() reuses them) are alive when the interpreter ends; that is no leak.
   nanobind::set_leak_warnings(false);
-  module.attr("__version__") = CAPILLARY_VERSION_STRING;
+  module.attr("version") = CAPILLARY_VERSION_STRING;
   module.attr("built_with_cuda") = bool{CAPILLARY_WITH_CUDA};
   register_errors();
   bind_profile(module);

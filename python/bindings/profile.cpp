@@ -95,7 +95,8 @@ void bind_profile(nb::module_& module) {
           nb::arg("dtype") = "bfloat16", nb::arg("head_dim") = 128,
           "The built-in profile with the cluster limits of a CUDA device, asked of its driver.\n\n"
           "Raises UnsupportedArchError where it is no Hopper GPU.")
-      .def_static("_from_fields", &from_fields, nb::arg("fields"))
+      .def_static("_from_fields", &from_fields, nb::arg("fields"),
+                  nb::sig("def _from_fields(fields: dict[str, typing.Any]) -> DeviceProfile"))
       .def("__repr__", [](const DeviceProfile& self) {
         return "<DeviceProfile " + self.name + " (" + self.source + ")>";
       });

@@ -113,13 +113,13 @@ def test_generation_is_that_of_sdpa(options):
     assert cache.explain().path == "shared"
 
 
-@pytest.mark.parametrize("options", [{"num_return_sequences": 5, "do_sample": True}, {"num_beams": 4}],
+@pytest.mark.parametrize("options", [{"num_return_sequences": 16, "do_sample": True}, {"num_beams": 6}],
                          ids=["samples", "beams"])
 def test_samples_and_beams_share_pages(options):
     model = make_model()
     ids, mask = pad(make_prompts(2, shared=96))
     cache = PagedCache(model.config, ids, mask)
-    generate(model, "capillary", ids, mask, cache, **options)
+    generate(model, "capillary", ids, mask, cache, max_new_tokens=32, min_new_tokens=32, **options)
     table, lens = cache.block_table()
     assert len(lens) == 2 * max(options.values())
     forest = capillary.PrefixForest.from_block_table(table, lens, 16)

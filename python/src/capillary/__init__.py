@@ -12,8 +12,8 @@ A batch's block table says which requests share which pages. Plan it once a step
 ``capillary.integrations.transformers`` brings it into Transformers. Nothing here imports a framework.
 """
 
-from ._core import (DeviceProfile, PrefixForest, RadixCache, __version__, built_with_cuda, devices, kernels,
-                    workspace_bytes)
+from ._core import DeviceProfile, PrefixForest, RadixCache, built_with_cuda, devices, kernels, workspace_bytes
+from ._core import version as __version__
 from ._explanation import Explanation
 from ._types import Candidate, ForestNode
 from .errors import (CapillaryError, DeviceError, InternalError, InvalidArgumentError, OutOfPagesError,

@@ -6,6 +6,7 @@ Each line is ``ok``, ``--`` (absent, and what that costs) or ``!!`` (broken). Ab
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import shutil
 import sys
@@ -15,6 +16,8 @@ from pathlib import Path
 import numpy as np
 
 import capillary
+
+_HEAD_DIMS = (64, 80, 96, 112, 128, 192, 256)
 
 Finding = tuple[str, str, str]  # mark, subject, text
 
@@ -31,8 +34,8 @@ def _self_test(device: str) -> str:
         out = capillary.decode(q, k, v, table, lens)
     else:
         import torch
-        tensors = [torch.from_numpy(array).to(device) for array in (q, k, v, table)]
-        out = capillary.decode(*tensors, lens).cpu().numpy()
+        on_device = [torch.from_numpy(array).to(device) for array in (q, k, v, table)]
+        out = capillary.decode(on_device[0], on_device[1], on_device[2], on_device[3], lens).cpu().numpy()
     worst = float(np.abs(out.astype(np.float64) - expected).max())
     if not worst < 5e-3:
         raise RuntimeError(f"a decode step differs from fp64 attention by {worst}")
@@ -72,18 +75,17 @@ def _cuda() -> Iterator[Finding]:
     for device in devices:
         name = f"cuda:{device['index']}"
         about = f"{device['name']}, compute {device['compute'][0]}.{device['compute'][1]}"
-        reasons = []
-        for head_dim in (64, 80, 96, 112, 128, 192, 256):
-            supported, why = capillary.is_supported(head_dim, device=name)
-            if supported:
-                yield "ok", name, about
-                if _version("torch"):
-                    yield _checked(name, lambda name=name: _self_test(name)) if head_dim == 64 else (
-                        "--", name, "not tested: needs a kernel of head_dim 64")
-                break
-            reasons.append(why)
+        answers = {head_dim: capillary.is_supported(head_dim, device=name) for head_dim in _HEAD_DIMS}
+        if not any(supported for supported, _ in answers.values()):
+            yield "--", name, f"{about}: {answers[_HEAD_DIMS[0]][1]}"
+            continue
+        yield "ok", name, about
+        if not _version("torch"):
+            yield "--", name, "not tested: needs PyTorch to put arrays there"
+        elif not answers[64][0]:
+            yield "--", name, "not tested: needs a kernel of head_dim 64"
         else:
-            yield "--", name, f"{about}: {reasons[0]}"
+            yield _checked(name, functools.partial(_self_test, name))
 
 
 def _frameworks() -> Iterator[Finding]:
@@ -100,7 +102,8 @@ def _frameworks() -> Iterator[Finding]:
             import torch
 
             import capillary.torch_ops  # noqa: F401
-            return f"torch.ops.capillary registered: {', '.join(sorted(dir(torch.ops.capillary))[:4])}"
+            torch.ops.capillary.decode.default  # raises where it is not there
+            return "torch.ops.capillary registered"
         yield _checked("torch", registered)
     if _version("torch") and _version("transformers"):
         def known() -> str:

@@ -124,7 +124,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             self._flat(self.values).index_copy_(0, slots, value_states[:, :, 0])
             # The attention function gets tensors and no cache: this is how it finds its way back.
             key_states = key_states.view(key_states.shape)
-            key_states.capillary_layer = self  # type: ignore[attr-defined]
+            key_states.capillary_layer = self
         else:
             raise UnsupportedConfigError(
                 f"PagedCache: {key_states.shape[2]} tokens came after the prompt; must be one a step; use another "

@@ -77,8 +77,9 @@ def attention_forward(module: torch.nn.Module, query: torch.Tensor, key: torch.T
     if query.shape[2] == 1 and key.shape[2] > 1:
         _say_once("decode", "decode runs on scaled_dot_product_attention: the cache is not paged, so nothing in it "
                             "is shared; pass past_key_values=PagedCache(...)")
-    return sdpa_attention_forward(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling,
-                                  **kwargs)
+    out: torch.Tensor = sdpa_attention_forward(module, query, key, value, attention_mask, dropout=dropout,
+                                               scaling=scaling, **kwargs)[0]
+    return out, None
 
 
 def _refuse_variants(module: torch.nn.Module, kwargs: dict[str, Any]) -> None:
