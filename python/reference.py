@@ -29,10 +29,11 @@ class Bare(str):
 
 def signature_of(name, thing):
     found = inspect.signature(thing)
-    parameters = [parameter.replace(annotation=Bare(parameter.annotation)) if parameter.annotation is not parameter.empty
-                  else parameter for parameter in found.parameters.values()]
-    returns = found.return_annotation
-    return f"{name}{found.replace(parameters=parameters, return_annotation=Bare(returns))}"
+    def bare(annotation):
+        return annotation if annotation is found.empty else Bare(getattr(annotation, "__forward_arg__", annotation))
+
+    parameters = [parameter.replace(annotation=bare(parameter.annotation)) for parameter in found.parameters.values()]
+    return f"{name}{found.replace(parameters=parameters, return_annotation=bare(found.return_annotation))}"
 
 
 def signature_and_text(name, thing):
@@ -41,6 +42,9 @@ def signature_and_text(name, thing):
     first, _, rest = text.partition("\n")
     if first.startswith((f"{name}(", "(self")):
         return first, rest.strip()
+    constructor = (getattr(thing, "__init__", None).__doc__ or "") if inspect.isclass(thing) else ""
+    if constructor.startswith("__init__(self"):
+        return constructor.partition("\n")[0].replace("__init__(self, ", f"{name}(").removesuffix(" -> None"), text
     try:
         return signature_of(name, thing), text
     except (TypeError, ValueError):
