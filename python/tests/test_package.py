@@ -60,7 +60,7 @@ def public_objects():
                     yield f"{name}.{attribute}", value
 
 
-@pytest.mark.parametrize(("name", "thing"), public_objects(), ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize(("name", "thing"), list(public_objects()), ids=lambda value: value if isinstance(value, str) else "")
 def test_everything_public_is_documented(name, thing):
     assert inspect.getdoc(thing), name
 
