@@ -18,11 +18,19 @@ from transformers import DynamicCache, GenerationConfig, LlamaConfig, LlamaForCa
 from capillary.integrations.transformers import PagedCache, explain, register
 
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # the CPU only to see that this works
+
+
+def wait():
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+
+
 def make_model(layers):
     torch.manual_seed(0)
     config = LlamaConfig(vocab_size=32000, hidden_size=2048, intermediate_size=8192, num_hidden_layers=layers,
                          num_attention_heads=32, num_key_value_heads=8, head_dim=64, max_position_embeddings=8192)
-    with torch.device("cuda"):
+    with torch.device(DEVICE):
         return LlamaForCausalLM(config).bfloat16().eval()
 
 
@@ -30,7 +38,7 @@ def make_model(layers):
 def steps(model, implementation, requests, shared, tokens):
     """Seconds of `tokens` decode steps after three that are not timed."""
     model.set_attn_implementation(implementation.removesuffix("-static"))
-    prompt = torch.randint(0, 32000, (1, shared), device="cuda")
+    prompt = torch.randint(0, 32000, (1, shared), device=DEVICE)
     total = shared + tokens + 8
     if implementation == "capillary":
         cache = PagedCache(model.config, prompt)
@@ -46,22 +54,22 @@ def steps(model, implementation, requests, shared, tokens):
             cache = static
         else:
             cache.batch_repeat_interleave(requests)
-    ids = torch.randint(0, 32000, (requests, 1), device="cuda")
+    ids = torch.randint(0, 32000, (requests, 1), device=DEVICE)
     for step in range(tokens + 3):
         if step == 3:
-            torch.cuda.synchronize()
+            wait()
             begin = time.perf_counter()
-        positions = torch.full((requests, 1), shared + step, device="cuda")
+        positions = torch.full((requests, 1), shared + step, device=DEVICE)
         logits = model(input_ids=ids, position_ids=positions, past_key_values=cache).logits
         ids = logits[:, -1].argmax(-1, keepdim=True)
-    torch.cuda.synchronize()
+    wait()
     return time.perf_counter() - begin
 
 
 @torch.no_grad()
 def batch(model, implementation, requests, shared, tokens):
     """Seconds of generate_batch from prompts to the last token."""
-    model.set_attn_implementation({"batch-capillary": "capillary", "batch-sdpa": "paged|sdpa",
+    model.set_attn_implementation({"batch-capillary": "paged|capillary", "batch-sdpa": "paged|sdpa",
                                    "batch-flash": "paged|flash_attention_2"}[implementation])
     generator = torch.Generator().manual_seed(0)
     system = torch.randint(0, 32000, (shared,), generator=generator).tolist()
@@ -71,7 +79,7 @@ def batch(model, implementation, requests, shared, tokens):
                                                    max_batch_tokens=max(4096, requests))
     begin = time.perf_counter()
     outputs = model.generate_batch(prompts, generation_config=config, continuous_batching_config=engine)
-    torch.cuda.synchronize()
+    wait()
     seconds = time.perf_counter() - begin
     made = sum(len(output.generated_tokens) for output in outputs.values())
     if made != requests * tokens:
@@ -94,8 +102,10 @@ def main():
     result = {"implementation": arguments.implementation, "requests": arguments.requests, "shared": arguments.shared,
               "tokens_s": round(arguments.requests * arguments.tokens / seconds, 1),
               "ms_a_step": round(seconds / arguments.tokens * 1e3, 2), "layers": arguments.layers,
-              "memory_gb": round(torch.cuda.max_memory_allocated() / 1e9, 1), "torch": torch.__version__,
-              "transformers": transformers.__version__, "gpu": torch.cuda.get_device_name()}
+              "torch": torch.__version__, "transformers": transformers.__version__}
+    if DEVICE == "cuda":
+        result |= {"memory_gb": round(torch.cuda.max_memory_allocated() / 1e9, 1),
+                   "gpu": torch.cuda.get_device_name()}
     if "capillary" in arguments.implementation:
         explanation = explain()
         result |= {"path": explanation.path, "sharing": round(explanation.sharing, 2),

@@ -6,6 +6,9 @@ CAPILLARY_TEST_DEVICE=cuda runs the tests that take `device` on CUDA tensors ins
 
 import os
 
+# JAX would take three quarters of the card for itself.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
 import numpy as np
 import pytest
 

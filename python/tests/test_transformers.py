@@ -149,14 +149,14 @@ def test_continuous_batching_shares_blocks():
     config = transformers.GenerationConfig(max_new_tokens=24, do_sample=False, eos_token_id=-1, pad_token_id=0)
     engine = transformers.ContinuousBatchingConfig(block_size=16, num_blocks=256, max_batch_tokens=256)
     results = {}
-    for implementation in ("paged|sdpa", "capillary"):
+    for implementation in ("paged|sdpa", "paged|capillary"):
         model.set_attn_implementation(implementation)
         outputs = model.generate_batch(prompts, generation_config=config, continuous_batching_config=engine)
         results[implementation] = [output.generated_tokens for output in outputs.values()]
-    assert len(results["capillary"]) == len(prompts)
-    assert all(len(tokens) == 24 for tokens in results["capillary"])
+    assert len(results["paged|capillary"]) == len(prompts)
+    assert all(len(tokens) == 24 for tokens in results["paged|capillary"])
     if DEVICE == "cpu":
-        assert results["capillary"] == results["paged|sdpa"]
+        assert results["paged|capillary"] == results["paged|sdpa"]
     else:
         # bf16: near-ties may fall either way, but not at the first token of a prompt's sdpa prefill.
         same = [a[0] == b[0] for a, b in zip(*results.values())]

@@ -7,7 +7,8 @@
     register()
     model = AutoModelForCausalLM.from_pretrained(..., attn_implementation="capillary")
     model.generate(**inputs, past_key_values=PagedCache(model.config, **inputs))   # or
-    model.generate_batch(prompts, ...)                                             # continuous batching
+    model.set_attn_implementation("paged|capillary")                               # continuous batching
+    model.generate_batch(prompts, ...)
 
 Prefill runs on PyTorch's scaled_dot_product_attention, decode on Capillary. What is shared is seen from pages: a
 PagedCache gives requests with equal prompt prefixes (also parallel samples and beams) the same pages; continuous
