@@ -140,6 +140,28 @@ def test_parallel_samples_match_along_their_own_text():
     assert (ours - exact).abs().max() <= 1.5 * (reference - exact).abs().max()
 
 
+@torch.no_grad()
+def test_one_prompt_for_many_requests():
+    model = make_model()
+    prompt = torch.randint(0, 256, (1, 90), device=DEVICE)
+    following = torch.randint(0, 256, (5, 4), device=DEVICE)
+    logits = {}
+    for implementation in ("sdpa", "capillary"):
+        model.set_attn_implementation(implementation)
+        cache = (PagedCache(model.config, prompt) if implementation == "capillary"
+                 else transformers.DynamicCache(config=model.config))
+        model(input_ids=prompt, past_key_values=cache)
+        cache.batch_repeat_interleave(5)
+        for step in range(following.shape[1]):
+            positions = torch.full((5, 1), 90 + step, device=DEVICE)
+            output = model(input_ids=following[:, step:step + 1], position_ids=positions, past_key_values=cache)
+        logits[implementation] = output.logits.float()
+    torch.testing.assert_close(logits["capillary"], logits["sdpa"], atol=3e-2, rtol=3e-2)
+    table, lens = cache.block_table()
+    assert (table[:, :5] == table[0, :5]).all() and (lens == 94).all()
+    assert len(set(table[:, 5])) == 5  # the prompt's last, partial page is everybody's own
+
+
 def test_continuous_batching_shares_blocks():
     if DEVICE == "cpu":
         pytest.importorskip("psutil", reason="Transformers asks it for the memory that is free")
