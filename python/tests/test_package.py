@@ -71,6 +71,16 @@ def test_the_reference_names_everything_public():
     assert not missing
 
 
+def test_the_api_page_is_written_from_the_docstrings():
+    """Headings alone: how a signature is printed depends on Python's version."""
+    import runpy
+    page = runpy.run_path(str(SOURCE.parents[1] / "reference.py"))["page"]()
+    written = (SOURCE.parents[2] / "docs" / "python-api.md").read_text()
+    def headings(text):
+        return [line for line in text.splitlines() if line.startswith(("#", "- `"))]
+    assert headings(page) == headings(written), "run python3 python/reference.py"
+
+
 def test_the_doctor_finds_this_machine_well():
     told = subprocess.run([sys.executable, "-m", "capillary.doctor"], capture_output=True, text=True, timeout=120)
     assert told.returncode == 0, told.stdout + told.stderr

@@ -10,19 +10,20 @@ from ._types import Candidate
 
 
 def _bytes(count: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000 or unit == "GB":
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+    if count < 1000:
+        return f"{count:.0f} B"
+    for unit in ("kB", "MB"):
         count /= 1000
-    raise AssertionError
+        if count < 1000:
+            return f"{count:.1f} {unit}"
+    return f"{count / 1000:.1f} GB"
 
 
 @dataclass(frozen=True)
 class Explanation:
     """The current plan of a Planner. ``str()`` of it is a page of text; docs/python.md reads one.
 
-    Bytes are of all KV heads. Times are the cost model's predictions in us for ``profile``, except that
-    nothing here is a measurement.
+    Bytes are of all KV heads. Times are the cost model's predictions in us for ``profile``: nothing here is measured.
     """
 
     mode: str

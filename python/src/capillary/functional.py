@@ -20,8 +20,9 @@ from .planner import Planner
 _MAX_CACHED_PLANNERS = 16
 _DTYPE_NAMES = ("bfloat16", "float16", "float32")
 
-# Planners of decode(), least recently used first, each with the lock that keeps its plan until it has run.
-_planners: OrderedDict[tuple[Any, ...], tuple[Planner, threading.Lock]] = OrderedDict()
+# Planners of decode(), least recently used first, each with the lock that keeps its plan until it has run, and with
+# the profile whose identity is part of the key.
+_planners: OrderedDict[tuple[Any, ...], tuple[Planner, threading.Lock, _core.DeviceProfile | None]] = OrderedDict()
 _planners_lock = threading.Lock()
 
 
@@ -83,11 +84,11 @@ def decode(q: Any, k_cache: Any, v_cache: Any, block_table: Any, seq_lens: Any, 
         if entry is None:
             planner = Planner(key[0], key[1], key[2], head_dim_v=key[3], dtype=key[4], device=device, mode=mode,
                               cluster_size=cluster_size, num_pieces=num_pieces, profile=profile)
-            entry = (planner, threading.Lock())
+            entry = (planner, threading.Lock(), profile)
         _planners[key] = entry
         if len(_planners) > _MAX_CACHED_PLANNERS:
             _planners.popitem(last=False)
-    planner, lock = entry
+    planner, lock, _ = entry
     page_size = _axis("k_cache", k_cache, 2 if is_hnd else 1, 4)
     with lock:
         planner.update(block_table, seq_lens, page_size, stream=stream)
