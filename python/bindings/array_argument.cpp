@@ -99,7 +99,7 @@ ArrayArgument::ArrayArgument(const char* function, const char* name, nb::handle 
     : function_(function), name_(name) {
   const dlpack::ExchangeApi* api = exchange_api(object);
   if (api != nullptr && api->view_of_object != nullptr) {
-    from_exchange(*api, object);
+    from_exchange(*api, object, access);
   } else if (PyObject_CheckBuffer(object.ptr())) {
     from_buffer(object, access);
   } else if (nb::hasattr(object, "__dlpack__")) {
@@ -141,10 +141,24 @@ void ArrayArgument::set(const dlpack::Tensor& tensor) {
   view_.data = static_cast<char*>(tensor.data) + tensor.byte_offset;
 }
 
-void ArrayArgument::from_exchange(const dlpack::ExchangeApi& api, nb::handle object) {
-  dlpack::Tensor tensor{};
-  if (api.view_of_object(object.ptr(), &tensor) != 0) throw nb::python_error();
-  set(tensor);
+void ArrayArgument::check_writable(uint64_t flags, nb::handle object, Access access) const {
+  if (access == Access::kWrite && (flags & dlpack::kFlagReadOnly) != 0)
+    fail(function_, name_, "is read-only (a " + python_type(object) + ")", "be writable",
+         "pass an array that may be written to");
+}
+
+void ArrayArgument::from_exchange(const dlpack::ExchangeApi& api, nb::handle object,
+                                  Access access) {
+  if (access == Access::kRead) {
+    dlpack::Tensor tensor{};
+    if (api.view_of_object(object.ptr(), &tensor) != 0) throw nb::python_error();
+    set(tensor);
+    return;
+  }
+  // A plain view does not say whether it may be written to.
+  if (api.managed_from_object(object.ptr(), &borrowed_.versioned) != 0) throw nb::python_error();
+  check_writable(borrowed_.versioned->flags, object, access);
+  set(borrowed_.versioned->tensor);
 }
 
 void ArrayArgument::from_buffer(nb::handle object, Access access) {
@@ -205,9 +219,7 @@ void ArrayArgument::from_capsule(nb::handle object, Access access, nb::handle st
     borrowed_.versioned = static_cast<dlpack::ManagedTensorVersioned*>(
         PyCapsule_GetPointer(capsule.ptr(), "dltensor_versioned"));
     PyCapsule_SetName(capsule.ptr(), "used_dltensor_versioned");
-    if (access == Access::kWrite && (borrowed_.versioned->flags & dlpack::kFlagReadOnly) != 0)
-      fail(function_, name_, "is read-only (a " + python_type(object) + ")", "be writable",
-           "pass an array that may be written to");
+    check_writable(borrowed_.versioned->flags, object, access);
     set(borrowed_.versioned->tensor);
   } else if (PyCapsule_IsValid(capsule.ptr(), "dltensor")) {
     borrowed_.managed =
@@ -255,25 +267,26 @@ void* resolve_stream(const char* function, nb::handle stream, nb::handle array,
          "be a stream's address, or an object with cuda_stream, ptr or __cuda_stream__",
          "pass torch.cuda.current_stream(), a cupy.cuda.Stream, or an int");
   }
-  // The module of an array's type tells its framework; without an array, PyTorch if somebody loaded it.
-  nb::object torch = nb::borrow(PyDict_GetItemString(PyImport_GetModuleDict(), "torch"));
-  nb::object tensor_type;
-  if (torch.is_valid() && nb::hasattr(torch, "Tensor")) tensor_type = torch.attr("Tensor");
-  const bool is_torch = tensor_type.is_valid() && (!array.is_valid() || array.is_none() ||
-                                                   nb::isinstance(array, tensor_type));
-  const dlpack::ExchangeApi* api = nullptr;
-  if (array.is_valid() && !array.is_none())
-    api = exchange_api(array);
-  else if (is_torch)
-    api = look_up_api(reinterpret_cast<PyTypeObject*>(tensor_type.ptr()));
-  if (api != nullptr && api->current_stream != nullptr) {
-    void* current = nullptr;
-    if (api->current_stream(dlpack::kCuda, device_index, &current) != 0) throw nb::python_error();
-    return current;
+  const auto current_of = [device_index](const dlpack::ExchangeApi* api, void** current) {
+    if (api == nullptr || api->current_stream == nullptr) return false;
+    if (api->current_stream(dlpack::kCuda, device_index, current) != 0) throw nb::python_error();
+    return true;
+  };
+  void* current = nullptr;
+  const bool has_array = array.is_valid() && !array.is_none();
+  if (has_array && current_of(exchange_api(array), &current)) return current;
+  // Without an array, and for versions without the table: PyTorch, if somebody loaded it.
+  const auto torch = nb::borrow(PyDict_GetItemString(PyImport_GetModuleDict(), "torch"));
+  if (torch.is_valid() && nb::hasattr(torch, "Tensor")) {
+    const nb::object tensor_type = torch.attr("Tensor");
+    if (!has_array) {
+      auto* type = reinterpret_cast<PyTypeObject*>(tensor_type.ptr());
+      if (current_of(look_up_api(type), &current)) return current;
+    }
+    if (!has_array || nb::isinstance(array, tensor_type))
+      return address(
+          nb::object(torch.attr("cuda").attr("current_stream")(device_index).attr("cuda_stream")));
   }
-  if (is_torch)
-    return address(
-        nb::object(torch.attr("cuda").attr("current_stream")(device_index).attr("cuda_stream")));
   fail(function, "stream", "is None", "say on which CUDA stream to work",
        "pass the address of your framework's current stream, e.g. "
        "cupy.cuda.get_current_stream()");

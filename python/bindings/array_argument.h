@@ -45,7 +45,8 @@ class ArrayArgument {
 
  private:
   void from_buffer(nb::handle object, Access access);
-  void from_exchange(const dlpack::ExchangeApi& api, nb::handle object);
+  void from_exchange(const dlpack::ExchangeApi& api, nb::handle object, Access access);
+  void check_writable(uint64_t flags, nb::handle object, Access access) const;
   void from_capsule(nb::handle object, Access access, nb::handle stream);
   void set(const dlpack::Tensor& tensor);
 

@@ -68,7 +68,7 @@ struct ExchangeApi {
   Version version;
   ExchangeApi* previous;
   void* allocate;
-  void* managed_from_object;
+  int (*managed_from_object)(void* object, ManagedTensorVersioned** out);
   void* managed_to_object;
   int (*view_of_object)(void* object, Tensor* out);  // may be null
   int (*current_stream)(int32_t device_type, int32_t device_index, void** out);

@@ -449,5 +449,7 @@ def test_jax_arrays(batch, device):
     lse = torch.empty(batch.q.shape[:2], device=device)
     planner.run(*arrays, out=out, lse=lse, stream=stream)
     assert_state(*host(out, lse), batch.oracle(), dtype)
-    with pytest.raises(ValueError, match="out"):
+    with pytest.raises(ValueError, match="out is None with arrays of jax"):
         planner.run(*arrays, stream=stream)
+    with pytest.raises(ValueError, match="out is read-only"):  # JAX's arrays never change
+        planner.run(*arrays, out=arrays[0] * 0, stream=stream)
