@@ -8,6 +8,9 @@
 # CAPILLARY_TRACE_DIR  folder of real serving traces; tests that need one are skipped without it
 # CAPILLARY_JOBS       parallel compile and test jobs (default: all cores)
 # CAPILLARY_FUZZ_S     seconds for each fuzzer (default 10)
+# CAPILLARY_TORCH_S    seconds that installing PyTorch and Transformers for their tests may take (default 0: they
+#                      are tested where the virtual environment has them, and skipped otherwise)
+# CAPILLARY_VENV       virtual environment of the Python tests (default build/venv); elsewhere it outlives the clone
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 source scripts/common.sh
@@ -84,6 +87,45 @@ check_consumer() {
     run_logged consumer-run build/consumer/shared_prefix
 }
 
+# The Python package, linked to the Capillary that check_consumer installed, in a virtual environment of its own.
+install_python() {
+  local python="$venv/bin/python"
+  if [[ ! -x "$python" ]]; then
+    run_logged venv python3 -m venv "$venv" || return 1
+  fi
+  run_logged pip-tools "$python" -m pip install --disable-pip-version-check "${python_packages[@]}" || return 1
+  if [[ "${CAPILLARY_TORCH_S:-0}" -gt 0 ]] && ! "$python" -c 'import torch, transformers' 2>/dev/null; then
+    # Gigabytes: what has been fetched when the time is up is kept by pip for the next attempt.
+    timeout "$CAPILLARY_TORCH_S" "$python" -m pip install --disable-pip-version-check \
+      -r python/tests/torch-requirements.txt >build/logs/pip-torch.log 2>&1 ||
+      say "PyTorch was not installed within $CAPILLARY_TORCH_S s (build/logs/pip-torch.log)"
+  fi
+  run_logged pip-capillary env CMAKE_BUILD_PARALLEL_LEVEL="$jobs" "$python" -m pip install \
+    --disable-pip-version-check --no-build-isolation --no-deps --force-reinstall -C cmake.source-dir=python \
+    -C cmake.define.CMAKE_PREFIX_PATH="$PWD/build/install" -C build-dir=build/python .
+}
+
+# pytest's last line is the count.
+run_pytest() {
+  local python="$venv/bin/python" log="$log_dir/pytest.log" line kind count
+  run_logged pytest "$python" -m pytest python/tests || true
+  line="$(grep -E '^[0-9]+ (passed|failed|skipped|error).* in [0-9.]+s' "$log" | tail -n 1 || true)"
+  if [[ -z "$line" ]]; then
+    fail "pytest: no summary"
+    return 0
+  fi
+  while read -r count kind; do
+    case "$kind" in
+      passed*) passed=$((passed + count)) ;;
+      skipped*) skipped=$((skipped + count)) ;;
+      failed* | error*) failed=$((failed + count)) ;;
+    esac
+  done < <(grep -oE '[0-9]+ (passed|failed|skipped|errors?)' <<<"$line")
+  say "python: $line"
+  while read -r line; do failures+=("python: $line"); done < <(grep -E '^(FAILED|ERROR) ' "$log" || true)
+  sed -n 's/^SKIPPED/skipped: python:/p' "$log"
+}
+
 has_libfuzzer() {
   command -v clang++ >/dev/null || return 1
   local dir
@@ -141,6 +183,18 @@ fi
 
 step "Install and use as a package"
 if check_consumer; then pass; else fail "consumer of the installed package"; fi
+
+step "Python"
+venv="${CAPILLARY_VENV:-build/venv}"
+if ! python3 -c 'import sys; sys.exit(sys.version_info < (3, 10))'; then
+  skip "Python package (python3 is older than 3.10)"
+elif [[ ! -d build/install ]]; then
+  skip "Python package (Capillary was not installed)"
+elif install_python; then
+  run_pytest
+else
+  fail "Python package"
+fi
 
 step "ASan + UBSan"
 need "configure with sanitizers" run_logged configure-asan cmake --preset cpu-asan

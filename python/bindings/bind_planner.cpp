@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: MIT
+// capillary._core.Planner: the class that capillary.Planner extends with allocation and explain().
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+
+#include <cstring>
+
+#include "bindings.h"
+#include "capillary/error.h"
+#include "names.h"
+#include "planner.h"
+
+namespace capillary::python {
+namespace {
+
+bool parse_layout(const char* layout) {
+  if (std::strcmp(layout, "NHD") == 0) return false;
+  if (std::strcmp(layout, "HND") == 0) return true;
+  throw InvalidArgument(five_parts("Planner.run", "kv_layout", std::string("is '") + layout + "'",
+                                   "be 'NHD' ([pages, page_size, heads, dim]) or 'HND' "
+                                   "([pages, heads, page_size, dim])",
+                                   "name the order of the caches' axes"));
+}
+
+ModelShape make_shape(const char* function, int num_q_heads, int num_kv_heads, int head_dim,
+                      std::optional<int> head_dim_v, const std::string& dtype) {
+  return {num_q_heads, num_kv_heads, head_dim, head_dim_v.value_or(0),
+          parse_dtype(function, dtype)};
+}
+
+void make_planner(PyPlanner* self, int num_q_heads, int num_kv_heads, int head_dim,
+                  std::optional<int> head_dim_v, const std::string& dtype,
+                  const std::string& device, const std::string& mode, int cluster_size,
+                  int num_pieces, bool fixed_grid, std::optional<DeviceProfile> profile,
+                  int64_t max_requests, int64_t plan_capacity_bytes) {
+  PlannerSettings settings;
+  settings.shape = make_shape("Planner", num_q_heads, num_kv_heads, head_dim, head_dim_v, dtype);
+  settings.options = {parse_mode("Planner", mode), cluster_size, num_pieces, fixed_grid};
+  settings.profile = std::move(profile);
+  settings.device = device;
+  settings.max_requests = max_requests;
+  settings.plan_capacity_bytes = plan_capacity_bytes;
+  new (self) PyPlanner(settings);
+}
+
+nb::dict summary_of(const PyPlanner& self) {
+  const Plan& plan = self.current();
+  const PlanSummary& s = self.summary();
+  nb::dict fields;
+  fields["mode"] = mode_name(s.mode);
+  fields["num_requests"] = s.num_requests;
+  fields["num_nodes"] = s.num_nodes;
+  fields["num_jobs"] = s.num_jobs;
+  fields["cluster_size"] = s.cluster_size;
+  fields["num_clusters"] = s.num_clusters;
+  fields["unique_bytes"] = s.unique_bytes;
+  fields["flat_bytes"] = s.flat_bytes;
+  fields["planned_bytes"] = s.planned_bytes;
+  fields["exchange_bytes"] = s.exchange_bytes;
+  fields["split_bytes"] = s.split_bytes;
+  fields["floor_us"] = s.floor_us;
+  fields["predicted_us"] = s.predicted_us;
+  fields["reason"] = s.reason;
+  fields["plan_bytes"] = plan.size_bytes();
+  fields["workspace_bytes"] = plan.workspace_bytes();
+  fields["profile"] = self.profile().name;
+  fields["device"] = self.device_text();
+  fields["num_runs"] = self.num_runs();
+  nb::list candidates;
+  for (const PlanCandidate& c : s.candidates)
+    candidates.append(
+        nb::make_tuple(mode_name(c.mode), c.cluster_size, c.num_pieces, c.predicted_us));
+  fields["candidates"] = candidates;
+  return fields;
+}
+
+int64_t bound(int64_t max_requests, int num_q_heads, int num_kv_heads, int head_dim,
+              std::optional<int> head_dim_v, const std::string& mode, int cluster_size,
+              int num_pieces, std::optional<DeviceProfile> profile) {
+  const char* function = "workspace_bytes";
+  if (max_requests < 0)
+    throw InvalidArgument(five_parts(function, "max_requests", "is " + std::to_string(max_requests),
+                                     "be at least 0", "pass the largest batch you plan for"));
+  const ModelShape shape =
+      make_shape(function, num_q_heads, num_kv_heads, head_dim, head_dim_v, "bfloat16");
+  const PlanOptions options{parse_mode(function, mode), cluster_size, num_pieces, false};
+  const DeviceProfile& card = profile ? *profile : builtin_h200();
+  const Planner checked(shape, card, options);
+  return workspace_bound(shape, options, card, max_requests);
+}
+
+}  // namespace
+
+void bind_planner(nb::module_& module) {
+  nb::class_<PyPlanner>(module, "Planner", nb::is_weak_referenceable())
+      .def("__init__", &make_planner, nb::arg("num_q_heads"), nb::arg("num_kv_heads"),
+           nb::arg("head_dim"), nb::kw_only(), nb::arg("head_dim_v").none() = nb::none(),
+           nb::arg("dtype") = "bfloat16", nb::arg("device") = "cpu", nb::arg("mode") = "auto",
+           nb::arg("cluster_size") = 0, nb::arg("num_pieces") = 0, nb::arg("fixed_grid") = false,
+           nb::arg("profile").none() = nb::none(), nb::arg("max_requests") = 0,
+           nb::arg("plan_capacity_bytes") = 0)
+      .def("plan", &PyPlanner::plan, nb::arg("forest"), nb::kw_only(),
+           nb::arg("stream").none() = nb::none(),
+           "Plans one decode step over a forest; every layer then runs it.\n\n"
+           "On a CUDA device the plan is uploaded on `stream`, without waiting for it.\n\n"
+           "Raises InvalidArgumentError while `stream` is being captured, or when a captured graph "
+           "could\n"
+           "not run the new plan.",
+           nb::sig("def plan(self, forest: PrefixForest, *, stream: object | None = None) -> None"))
+      .def("update", &PyPlanner::update, nb::arg("block_table"), nb::arg("seq_lens"),
+           nb::arg("page_size"), nb::kw_only(), nb::arg("previous_row").none() = nb::none(),
+           nb::arg("stream").none() = nb::none(),
+           "Plans a step from the batch's block table and lengths.\n\n"
+           "block_table: int32 [num_requests, max_pages]; seq_lens: int32 [num_requests], in "
+           "tokens.\n"
+           "Arrays in host memory are read in place and nothing waits; those on a CUDA device are "
+           "copied\n"
+           "to the host first, which waits for `stream`.\n\n"
+           "previous_row: int32 [num_requests], the row that each request had in the update "
+           "before, -1 if\n"
+           "it is new. Then only what changed is compared again, and a request that kept its row "
+           "must\n"
+           "have kept its full pages. None: nothing is assumed.\n\n"
+           "Raises InvalidArgumentError for a bad table or length; the plan before then still "
+           "stands.",
+           nb::sig("def update(self, block_table: object, seq_lens: object, page_size: int, *, "
+                   "previous_row: object | None = None, stream: object | None = None) -> None"))
+      .def(
+          "_run",
+          [](PyPlanner& self, nb::handle q, nb::handle k_cache, nb::handle v_cache,
+             nb::handle block_table, nb::handle out, nb::handle lse, double softmax_scale,
+             const char* kv_layout, nb::handle workspace, nb::handle stream, int32_t num_threads,
+             bool dependent_launch) {
+            self.run({q, k_cache, v_cache, block_table, out, lse, workspace, stream, softmax_scale,
+                      parse_layout(kv_layout), dependent_launch, num_threads});
+          },
+          nb::arg("q"), nb::arg("k_cache"), nb::arg("v_cache"), nb::arg("block_table"),
+          nb::arg("out"), nb::arg("lse").none(), nb::arg("softmax_scale"), nb::arg("kv_layout"),
+          nb::arg("workspace").none(), nb::arg("stream").none(), nb::arg("num_threads"),
+          nb::arg("dependent_launch"))
+      .def("_summary", &summary_of, nb::sig("def _summary(self) -> dict[str, typing.Any]"))
+      .def_prop_ro("num_q_heads", [](const PyPlanner& self) { return self.shape().num_q_heads; })
+      .def_prop_ro("num_kv_heads", [](const PyPlanner& self) { return self.shape().num_kv_heads; })
+      .def_prop_ro("head_dim", [](const PyPlanner& self) { return self.shape().head_dim; })
+      .def_prop_ro("head_dim_v", [](const PyPlanner& self) { return self.shape().v_dim(); })
+      .def_prop_ro("dtype", [](const PyPlanner& self) { return dtype_name(self.shape().dtype); })
+      .def_prop_ro("device", &PyPlanner::device_text)
+      .def_prop_ro("profile", [](const PyPlanner& self) { return self.profile(); })
+      .def_prop_ro(
+          "plan_bytes",
+          [](const PyPlanner& self) {
+            const Plan& plan = self.current();
+            return nb::bytes(static_cast<const char*>(plan.data()), plan.size_bytes());
+          },
+          "The plan as it stands in memory (docs/plan-format.md).");
+
+  module.def(
+      "workspace_bytes", &bound, nb::arg("max_requests"), nb::kw_only(), nb::arg("num_q_heads"),
+      nb::arg("num_kv_heads"), nb::arg("head_dim"), nb::arg("head_dim_v").none() = nb::none(),
+      nb::arg("mode") = "auto", nb::arg("cluster_size") = 0, nb::arg("num_pieces") = 0,
+      nb::arg("profile").none() = nb::none(),
+      "Bytes of workspace that are enough for every batch of at most max_requests requests.\n\n"
+      "An upper bound, for memory that is allocated once; explain().workspace_bytes is what one\n"
+      "plan needs.");
+}
+
+}  // namespace capillary::python

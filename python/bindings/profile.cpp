@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: MIT
+// DeviceProfile: read-only in Python; the built-in one, a card's, or made of the fields of a profile file.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/array.h>
+#include <nanobind/stl/string.h>
+
+#include <type_traits>
+
+#include "bindings.h"
+#include "capillary/device_profile.h"
+#include "names.h"
+#include "require_device.h"
+
+namespace nb = nanobind;
+
+namespace capillary::python {
+namespace {
+
+// The one table of fields, in the order of the file format: visit(name, member).
+template <class Visit>
+void for_each_field(Visit&& visit) {
+  visit("name", &DeviceProfile::name);
+  visit("source", &DeviceProfile::source);
+  visit("num_sms", &DeviceProfile::num_sms);
+  visit("l2_bytes", &DeviceProfile::l2_bytes);
+  visit("smem_bytes_per_cta", &DeviceProfile::smem_bytes_per_cta);
+  visit("max_clusters", &DeviceProfile::max_clusters);
+  visit("hbm_gbps", &DeviceProfile::hbm_gbps);
+  visit("hbm_gbps_per_cta", &DeviceProfile::hbm_gbps_per_cta);
+  visit("l2_gbps_per_cta", &DeviceProfile::l2_gbps_per_cta);
+  visit("wide_gbps_per_cta", &DeviceProfile::wide_gbps_per_cta);
+  visit("dsm_load_gbps_per_cta", &DeviceProfile::dsm_load_gbps_per_cta);
+  visit("dsm_latency_us", &DeviceProfile::dsm_latency_us);
+  visit("cluster_barrier_us", &DeviceProfile::cluster_barrier_us);
+  visit("l2_merge_latency_us", &DeviceProfile::l2_merge_latency_us);
+  visit("matrix_tflops", &DeviceProfile::matrix_tflops);
+  visit("matrix_ceiling_tflops", &DeviceProfile::matrix_ceiling_tflops);
+  visit("narrow_tile_us", &DeviceProfile::narrow_tile_us);
+  visit("stream_item_us", &DeviceProfile::stream_item_us);
+  visit("launch_us", &DeviceProfile::launch_us);
+  visit("job_start_us", &DeviceProfile::job_start_us);
+  visit("item_start_us", &DeviceProfile::item_start_us);
+}
+
+[[noreturn]] void fail(const std::string& field, const char* came, const char* expected) {
+  throw InvalidArgument(five_parts("load_profile", "field '" + field + "'", came, expected,
+                                   "write the file with `capillary info --profile-json` and edit "
+                                   "that"));
+}
+
+// A file gives every field and no other, so that no figure of another card slips in.
+DeviceProfile from_fields(const nb::dict& fields) {
+  DeviceProfile profile;
+  size_t num_fields = 0;
+  for_each_field([&](const char* name, auto member) {
+    using Value = std::remove_reference_t<decltype(profile.*member)>;
+    ++num_fields;
+    if (!fields.contains(name)) fail(name, "is missing", "be there");
+    if (!nb::try_cast<Value>(fields[name], profile.*member))
+      fail(name, "has another type", "be as in the built-in profile");
+  });
+  if (fields.size() != num_fields)
+    for (const auto& [key, value] : fields) {
+      bool known = false;
+      for_each_field([&](const char* name, auto) { known |= nb::cast<std::string>(key) == name; });
+      if (!known) fail(nb::cast<std::string>(key), "is unknown", "be a field of a profile");
+    }
+  validate_profile(profile);
+  return profile;
+}
+
+DeviceProfile for_device(int device, const std::string& dtype, int head_dim) {
+  const DType type = parse_dtype("DeviceProfile.for_device", dtype);
+  require_device("DeviceProfile.for_device", device);
+#if CAPILLARY_WITH_CUDA
+  return cuda::profile_for_device(device, type, head_dim);
+#else
+  (void)type, (void)head_dim;
+  return builtin_h200();  // not reached: require_device threw
+#endif
+}
+
+}  // namespace
+
+void bind_profile(nb::module_& module) {
+  nb::class_<DeviceProfile> profile(
+      module, "DeviceProfile",
+      "What the cost model knows about a card. Rates are in GB/s (1e9) and TFLOP/s, times in us;\n"
+      "lists by cluster size are for 1, 2, 4, 8 and 16 CTAs. Read-only.");
+  profile
+      .def_static(
+          "h200", [] { return builtin_h200(); }, "The built-in profile of an H200.")
+      .def_static(
+          "for_device", &for_device, nb::arg("device"), nb::kw_only(),
+          nb::arg("dtype") = "bfloat16", nb::arg("head_dim") = 128,
+          "The built-in profile with the cluster limits of a CUDA device, asked of its driver.\n\n"
+          "Raises UnsupportedArchError where it is no Hopper GPU.")
+      .def_static("_from_fields", &from_fields, nb::arg("fields"),
+                  nb::sig("def _from_fields(fields: dict[str, typing.Any]) -> DeviceProfile"))
+      .def("__repr__", [](const DeviceProfile& self) {
+        return "<DeviceProfile " + self.name + " (" + self.source + ")>";
+      });
+  for_each_field([&](const char* name, auto member) { profile.def_ro(name, member); });
+}
+
+}  // namespace capillary::python
