@@ -12,6 +12,7 @@
 #include "core/grouping.h"
 #include "core/plan_builder.h"
 #include "core/plan_update.h"
+#include "shared/tile_table.h"
 
 namespace capillary {
 
@@ -43,9 +44,11 @@ void check_shape(const ModelShape& shape) {
   if (shape.num_kv_heads < 1) fail("num_kv_heads", shape.num_kv_heads, "be at least 1");
   if (shape.num_q_heads < 1 || shape.num_q_heads % shape.num_kv_heads != 0)
     fail("num_q_heads", shape.num_q_heads, "be a positive multiple of num_kv_heads");
-  if (shape.head_dim < 1 || shape.head_dim > 256) fail("head_dim", shape.head_dim, "be 1 to 256");
-  if (shape.head_dim_v < 0 || shape.head_dim_v > 256)
-    fail("head_dim_v", shape.head_dim_v, "be 0 (as head_dim) to 256");
+  static_assert(kMaxHeadDim == 576);  // said below
+  if (shape.head_dim < 1 || shape.head_dim > kMaxHeadDim)
+    fail("head_dim", shape.head_dim, "be 1 to 576");
+  if (shape.head_dim_v < 0 || shape.head_dim_v > kMaxHeadDim)
+    fail("head_dim_v", shape.head_dim_v, "be 0 (as head_dim) to 576");
   const int max_rows = tile_table(std::max(shape.head_dim, shape.v_dim())).max_job_rows;
   if (shape.group_size() > max_rows)
     throw UnsupportedConfig(five_parts(

@@ -60,7 +60,8 @@ void PlanProof::check_shape() const {
   if (h.num_q_heads < 1 || h.num_q_heads % h.num_kv_heads != 0)
     fail("num_q_heads", is(h.num_q_heads), "be a positive multiple of num_kv_heads");
   for (const int32_t dim : {h.head_dim, h.head_dim_v})
-    if (dim < 1 || dim > 256) fail("head_dim", is(dim), "be 1 to 256");
+    if (dim < 1 || dim > kMaxHeadDim)
+      fail("head_dim", is(dim), "be 1 to " + std::to_string(kMaxHeadDim));
   if (h.cluster_size < 1 || h.cluster_size > kMaxClusterSize ||
       !std::has_single_bit(static_cast<uint32_t>(h.cluster_size)))
     fail("cluster_size", is(h.cluster_size), "be 1, 2, 4, 8 or 16");

@@ -14,6 +14,10 @@ struct TileTable {
   int num_slots;     // fp32 partial rows
 };
 
+// Instances of the kernel end at 256. Wider heads, up to those of latent attention, are the CPU backend's; their
+// plans obey the same limits, so that a kernel for them would find what it needs.
+inline constexpr int kMaxHeadDim = 576;
+
 // head_dim padded to what shared memory rows and WGMMA tiles use.
 constexpr int padded_dim(int head_dim) {
   return (head_dim + 63) / 64 * 64;
@@ -22,6 +26,7 @@ constexpr int padded_dim(int head_dim) {
 // Shared memory (227 KiB): num_stages * 16 tokens * 2 * padded_dim * 2 B + num_slots * (padded_dim * 4 + 8) B.
 //   64: 32 *  4 KiB + 256 * 264 =  198,656      128: 16 *  8 KiB + 160 *  520 = 214,272
 //  192: 12 * 12 KiB +  80 * 776 =  209,536      256:  8 * 16 KiB +  80 * 1032 = 213,632
+//  576:  2 * 36 KiB +  64 * 2312 = 221,696
 constexpr TileTable tile_table(int head_dim) {
   switch (padded_dim(head_dim)) {
     case 64:
@@ -30,8 +35,10 @@ constexpr TileTable tile_table(int head_dim) {
       return {128, 8, 16, 160};
     case 192:
       return {64, 4, 12, 80};
-    default:
+    case 256:
       return {64, 4, 8, 80};
+    default:
+      return {64, 4, 2, 64};
   }
 }
 

@@ -135,6 +135,18 @@ TEST_F(CliReplay, UnwritablePlacesAreFoundBeforeTheTraceIsRead) {
   expect_error(work_.run({"replay", "absent.jsonl", "--json", "."}), 3, "replay", "is a directory");
 }
 
+TEST_F(CliReplay, AReportIsNotWrittenOverTheTraceOrTheOtherReport) {
+  work_.put("trace.jsonl", kGoodLine);
+  expect_error(
+      work_.run({"replay", "trace.jsonl", "--report", "./trace.jsonl"}), 2, "replay",
+      "--report is './trace.jsonl', as the trace is; must be another file; give each a path "
+      "of its own");
+  expect_error(work_.run({"replay", "trace.jsonl", "--json", "new", "--report", "new"}), 2,
+               "replay", "--report is 'new', as --json is");
+  EXPECT_EQ(work_.get("trace.jsonl"), kGoodLine);
+  EXPECT_THAT(work_.names(), ElementsAre("trace.jsonl"));
+}
+
 TEST_F(CliReplay, UnsupportedIsFour) {
   work_.put("trace.jsonl", kGoodLine);
   expect_error(work_.run({"replay", "trace.jsonl", "--heads", "1024/1"}), 4, "replay",

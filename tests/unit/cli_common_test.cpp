@@ -128,6 +128,22 @@ TEST(OutputFile, FullDeviceIsReported) {
               HasSubstr("'/dev/full' could not be written: No space left on device"));
 }
 
+TEST(RefuseSameFile, SeesThroughLinksAndLetsDevicesBe) {
+  const TemporaryFolder folder;
+  put(folder / "a", "");
+  fs::create_symlink(folder / "a", folder / "link");
+  const std::string a = folder / "a", link = folder / "link", b = folder / "b";
+  const auto said = [](std::initializer_list<OptionPath> files) {
+    return refusal([&] { refuse_same_file("plan", files); });
+  };
+  EXPECT_THAT(said({{"--file", a}, {"--html", link}}),
+              HasSubstr("plan: --html is '" + link + "', as --file is; must be another file"));
+  EXPECT_THAT(said({{"--out", b}, {"--plot", b}}), HasSubstr("--plot is '"));
+  EXPECT_EQ(said({{"--file", a}, {"--out", b}, {"--plot", ""}, {"--report", ""}}), "accepted");
+  EXPECT_EQ(said({{"--out", "-"}, {"--plot", "-"}}), "accepted");
+  EXPECT_EQ(said({{"--out", "/dev/null"}, {"--plot", "/dev/null"}}), "accepted");
+}
+
 TEST(ReadTextFile, NamesVerbOptionAndPath) {
   TemporaryFolder folder;
   put(folder / "in", std::string(200000, 'x') + "end");

@@ -239,8 +239,8 @@ TEST(Planner, RefusesShapesThatCannotBe) {
   EXPECT_THAT(refused({32, 0, 128}), HasSubstr("num_kv_heads is 0; must be at least 1"));
   EXPECT_THAT(refused({30, 8, 128}), HasSubstr("num_q_heads is 30; must be a positive multiple"));
   EXPECT_THAT(refused({0, 8, 128}), HasSubstr("num_q_heads is 0"));
-  EXPECT_THAT(refused({32, 8, 0}), HasSubstr("head_dim is 0; must be 1 to 256"));
-  EXPECT_THAT(refused({32, 8, 257}), HasSubstr("head_dim is 257"));
+  EXPECT_THAT(refused({32, 8, 0}), HasSubstr("head_dim is 0; must be 1 to 576"));
+  EXPECT_THAT(refused({32, 8, 577}), HasSubstr("head_dim is 577"));
   EXPECT_THAT(refused({32, 8, 128, -1}), HasSubstr("head_dim_v is -1"));
   EXPECT_THAT(message_of<UnsupportedConfig>([] {
                 Planner planner({129, 1, 128});

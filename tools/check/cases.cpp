@@ -145,19 +145,28 @@ void add_shapes(std::vector<CheckCase>& table) {
     }
   }
   // Same ratios with V narrower or wider than K, and dims that only the CPU backend takes.
-  for (const auto& [dim, dim_v] : {std::pair{192, 128}, {128, 64}, {64, 128}, {96, 80}}) {
+  for (const auto& [dim, dim_v] :
+       {std::pair{192, 128}, {128, 64}, {64, 128}, {96, 80}, {512, 256}, {576, 512}}) {
     CheckCase c = case_of(fmt::format("shape/d{}-v{}", dim, dim_v), tree);
     c.shape = heads(12, 3, dim);
     c.shape.head_dim_v = dim_v;
     c.layout = kLayouts[turn++ % kLayouts.size()];
     table.push_back(std::move(c));
   }
-  for (const int32_t dim : {1, 7, 33, 56, 100, 224}) {
+  for (const int32_t dim : {1, 7, 33, 56, 100, 224, 300, 512}) {
     CheckCase c = case_of(fmt::format("shape/odd-d{}", dim), tree);
     c.shape = heads(10, 2, dim, kDTypes[turn % 2]);
     c.layout = kLayouts[turn++ % kLayouts.size()];
     table.push_back(std::move(c));
   }
+  // Latent attention's dims: one key and none, and as many rows as a job of such heads holds.
+  CheckCase latent = case_of("shape/d576-v512-short", flat_tree({0, 1, 20}));
+  latent.shape = heads(64, 1, 576);
+  latent.shape.head_dim_v = 512;
+  table.push_back(latent);
+  latent.name = "shape/d576-v512-tree";
+  latent.tree = [](uint64_t) { return level_tree({1, 2, 5}, {130, 48, 21}); };
+  table.push_back(std::move(latent));
   CheckCase single = case_of("shape/float32", groups_and_singletons());
   single.shape = heads(12, 2, 72, DType::kFloat32);
   table.push_back(std::move(single));

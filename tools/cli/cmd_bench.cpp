@@ -100,6 +100,11 @@ class BenchOutput {
 };
 
 int run_bench(const BenchOptions& options) {
+  refuse_same_file(kVerb, {{"--file", options.batch.file},
+                           {"--from", options.from},
+                           {"--out", options.out},
+                           {"--plot", options.plot},
+                           {"--report", options.report}});
   if (!options.batch.block_table.empty()) {
     throw UsageError(five_parts(kVerb, "--block-table", "is given",
                                 "be left to plan and run; bench takes --file or --tree",

@@ -36,8 +36,8 @@ struct SupportRow {
 };
 constexpr SupportRow kSupport[] = {
     {"dtypes", "bfloat16, float16; float32 on the CPU"},
-    {"head_dim", "1 to 256, V may differ from Q and K"},
-    {"heads", "any number of query heads that is a multiple of the KV heads"},
+    {"head_dim", "1 to 576, V may differ from Q and K"},
+    {"heads", "any multiple of the KV heads; each KV head serves at most the rows of a job"},
     {"page size", "any from 1"},
     {"layouts", "NHD, HND, packed K|V, any strides with the last 1"},
     {"modes", "auto, flat, shared-l2"},
@@ -62,7 +62,7 @@ void print_text(const FoundProfile& found) {
   const std::string instances = kernel_instances();
   fmt::print("supports   on CUDA: {}\n", instances.empty() ? "not in this build" : instances);
   std::string rows = "supports   rows of a job:";
-  for (const int head_dim : {64, 128, 192, 256}) {
+  for (const int head_dim : {64, 128, 192, 256, kMaxHeadDim}) {
     rows += fmt::format("{} {} at head_dim {}", head_dim == 64 ? "" : ",",
                         tile_table(head_dim).max_job_rows, head_dim);
   }

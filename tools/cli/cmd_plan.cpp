@@ -28,6 +28,9 @@ struct PlanCommandOptions {
 };
 
 int run_plan(const PlanCommandOptions& options) {
+  refuse_same_file(kVerb, {{"--file", options.batch.file},
+                           {"--block-table", options.batch.block_table},
+                           {"--html", options.html}});
   std::optional<OutputFile> html;
   if (!options.html.empty()) html.emplace(kVerb, "--html", options.html);
   if (options.json && options.html == "-") {

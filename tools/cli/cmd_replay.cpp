@@ -15,6 +15,7 @@
 #include "cli/common.h"
 #include "cli/device.h"
 #include "fmt/format.h"
+#include "shared/tile_table.h"
 #include "workload/replay.h"
 #include "workload/report.h"
 #include "workload/trace.h"
@@ -101,6 +102,9 @@ int run_command(ReplayCommand command) {
     throw UsageError(five_parts(kVerb, "--report", "is -, as --json is",
                                 "leave standard output to one of the two", "name a file for one"));
   }
+  refuse_same_file(
+      kVerb,
+      {{"the trace", command.trace}, {"--json", command.json}, {"--report", command.report}});
   // Places first, then input: nothing runs for long before what could stop it is known.
   std::optional<OutputFile> json;
   std::optional<OutputFile> report_page;
@@ -173,7 +177,7 @@ void add_engine_options(CLI::App& app, ReplayCommand& command) {
       ->capture_default_str();
   app.add_option("--heads", command.heads, "Query/KV heads of one layer")->capture_default_str();
   app.add_option("--head-dim", command.replay.shape.head_dim, "Size of a head")
-      ->check(CLI::Range(1, 256))
+      ->check(CLI::Range(1, kMaxHeadDim))
       ->capture_default_str();
   app.add_option("--dtype", command.dtype, "bfloat16 or float16 (float32 on the CPU)")
       ->capture_default_str();

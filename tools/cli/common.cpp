@@ -13,6 +13,9 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <system_error>
+#include <utility>
+#include <vector>
 
 #include "capillary_commit.h"
 #include "cli/device.h"
@@ -168,6 +171,24 @@ void OutputFile::commit() {
     fail("could not be put in place: " + errno_text(errno));
   }
   temporary_.clear();
+}
+
+void refuse_same_file(std::string_view verb, std::initializer_list<OptionPath> files) {
+  namespace fs = std::filesystem;
+  std::vector<std::pair<fs::path, OptionPath>> seen;
+  for (const OptionPath& file : files) {
+    if (file.path.empty() || file.path == "-") continue;
+    std::error_code error;
+    const fs::path place = fs::weakly_canonical(file.path, error);
+    if (error || (fs::exists(place, error) && !fs::is_regular_file(place, error))) continue;
+    for (const auto& [other_place, other] : seen) {
+      if (place != other_place) continue;
+      throw UsageError(five_parts(verb, file.option,
+                                  fmt::format("is '{}', as {} is", file.path, other.option),
+                                  "be another file", "give each a path of its own"));
+    }
+    seen.emplace_back(place, file);
+  }
 }
 
 std::string read_text_file(std::string_view verb, std::string_view option,

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -75,6 +76,14 @@ class OutputFile {
   std::string temporary_;  // empty: written directly
   int fd_ = -1;
 };
+
+// An option and the path that came with it; "" and "-" are no files.
+struct OptionPath {
+  std::string_view option;
+  std::string_view path;
+};
+// Throws UsageError where two are the same regular file: what is written to one would replace the other.
+void refuse_same_file(std::string_view verb, std::initializer_list<OptionPath> files);
 
 // Whole content of a file ("-": standard input); throws InvalidArgument naming verb, option and path.
 std::string read_text_file(std::string_view verb, std::string_view option, const std::string& path);
