@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: MIT
 // capillary_plan_table FILE: one line a workload and head count of a workload file:
 // what the planner chose, what it predicted, and what the same model makes of the plan that was built (the
-// busiest CTA's phases, tiles and merges added up), so that an estimate that strays from its plan shows.
+// busiest CTA's phases, tiles and merges added up), so that an estimate that strays from its plan shows. Then what
+// it costs to keep one cluster size and grid for all of them, as a captured graph does: predicted time against the
+// free choice's.
 #include <algorithm>
+#include <array>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <fstream>
 #include <iterator>
@@ -18,7 +22,38 @@ namespace {
 
 using namespace capillary;
 
-void print_row(const Workload& workload, const Heads& heads) {
+// Predicted time with the cluster size fixed / free, over all rows so far.
+struct FixedLoss {
+  double sum_of_logs = 0, worst = 1;
+  int rows = 0;
+  void add(double ratio) {
+    sum_of_logs += std::log(ratio);
+    worst = std::max(worst, ratio);
+    ++rows;
+  }
+};
+using FixedLosses = std::array<FixedLoss, kNumClusterSizes>;
+
+void add_losses(const ModelShape& shape, const PrefixForest& forest, double free_us,
+                FixedLosses* losses) {
+  for (int index = 0; index < kNumClusterSizes; ++index) {
+    Planner planner(shape, builtin_h200(), {.cluster_size = 1 << index, .fixed_grid = true});
+    const Plan& plan = planner.plan(forest);
+    validate_plan(plan.data(), plan.size_bytes(), forest);
+    (*losses)[static_cast<size_t>(index)].add(plan.predicted_us() / free_us);
+  }
+}
+
+void print_losses(const FixedLosses& losses) {
+  std::printf("\none cluster size and grid for all rows, predicted time / free choice:\n");
+  for (int index = 0; index < kNumClusterSizes; ++index) {
+    const FixedLoss& loss = losses[static_cast<size_t>(index)];
+    std::printf("  clusters of %2d: geomean %.3f, worst %.2f, %d rows\n", 1 << index,
+                std::exp(loss.sum_of_logs / std::max(loss.rows, 1)), loss.worst, loss.rows);
+  }
+}
+
+void print_row(const Workload& workload, const Heads& heads, FixedLosses* losses) {
   const Batch batch = make_batch(workload, workload.page_size);
   const PrefixForest forest =
       PrefixForest::from_block_table(batch.view(), batch.seq_lens, batch.page_size);
@@ -49,6 +84,7 @@ void print_row(const Workload& workload, const Heads& heads) {
       built.most_phases, took.count());
   for (const double us : by_size) std::printf(" %.1f", us);
   std::printf("\n");
+  add_losses(shape, forest, s.predicted_us, losses);
 }
 
 }  // namespace
@@ -60,9 +96,11 @@ int main(int argc, char** argv) {
   }
   std::ifstream file(argv[1]);
   const std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  FixedLosses losses;
   try {
     for (const Workload& workload : workloads_from_json(text, argv[1]))
-      for (const Heads& heads : workload.heads) print_row(workload, heads);
+      for (const Heads& heads : workload.heads) print_row(workload, heads, &losses);
+    print_losses(losses);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "%s\n", error.what());
     return 1;

@@ -28,10 +28,11 @@ RankTimes rank_times(const PlanView& plan, const CostModel& model, const RankWor
                      const Job& job, double load_us) {
   const TileTimes tile_times = model.tile_times(load_us);
   RankTimes times;
-  times.other_us = model.profile().job_start_us + work.num_phases * model.profile().item_start_us;
+  times.other_us = model.profile().job_start_us;
   for (uint32_t p = 0; p < work.num_phases; ++p) {
     const Phase& phase = plan.phases()[work.phase_begin + p];
     const bool wide = phase.kind == PhaseKind::kWide;
+    times.other_us += wide ? model.profile().item_start_us : model.profile().stream_start_us;
     double tiles_us = 0;
     for (uint32_t i = 0; i < phase.num_items; ++i) {
       const WorkItem& item = plan.items()[phase.item_begin + i];

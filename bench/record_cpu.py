@@ -25,9 +25,10 @@ RESULTS = ROOT / "bench" / "results"
 COMMAND = "CAPILLARY_TRACE_DIR=folder-of-traces python3 bench/record_cpu.py"
 REPETITIONS = 30
 # Every benchmark that a promise below is about, and its neighbours.
-FILTER = ("forest_(build|append|replace_one)/|plan/(256|1024)_.*/auto|decode_step/|stream_flat_bytes")
+FILTER = ("forest_(build|append|replace_one)/|plan/(256|1024)_.*/auto|plan_(lengthen|append)/|decode_step/|"
+          "stream_flat_bytes")
 SHAPES = ("flat", "one_prefix_2k", "groups_of_16", "levels", "all_but_tail")
-PLANS_256 = ("256_in_16_groups", "256_in_16_groups_ragged", "256_one_prefix", "256_flat", "256_in_16_groups_1_head")
+PLANS_256 = ("256_in_16_groups", "256_in_16_groups_ragged", "256_one_prefix", "256_flat")  # 32/8 heads
 PAT_14 = ("1024_in_7_levels", "1024_in_7_levels_32_32", "1024_in_7_levels_16_8", "1024_in_7_levels_64_8")
 
 
@@ -98,7 +99,9 @@ def promises(rows, memory, replay):
         [f"forest_build/{shape}/1024" for shape in SHAPES], 1, "ms", 1e-3)
     yield "Forest update, 256 requests, nothing restructured", *slowest(
         [f"forest_append/{shape}/256" for shape in SHAPES], 10, "us")
-    yield "Plan, 256 requests", *slowest([f"plan/{name}/auto" for name in PLANS_256], 50, "us")
+    yield "Plan, 256 requests, 32/8 heads", *slowest([f"plan/{name}/auto" for name in PLANS_256], 50, "us")
+    yield "Plan, 256 requests, 8/1 heads", *slowest(["plan/256_in_16_groups_1_head/auto"], 50, "us")
+    yield "Plan lengthened, 256 requests, 32/8 heads", *slowest([f"plan_lengthen/{name}" for name in PLANS_256], 5, "us")
     yield "Plan, 1024 requests in 7 levels (pat-14)", *slowest([f"plan/{name}/auto" for name in PAT_14], 300, "us")
     for layout in ("nhd", "hnd"):
         auto, flat = f"decode_step/auto_{layout}", f"decode_step/flat_{layout}"

@@ -1,12 +1,45 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# Renews bench/results/h200.jsonl on a machine with an H200: checks, then times every workload, head count and mode of
-# a workload file. Usage: bench/run_h200.sh WORKLOADS.json [CAPILLARY]; CAPILLARY is the program to run
-# (build/cuda-release/bin/capillary). Then `python3 bench/results_table.py` writes the tables.
+# Renews the records of bench/results on a machine with an H200. Usage:
+#   bench/run_h200.sh WORKLOADS.json [CAPILLARY [PART...]]
+# CAPILLARY is the program to run (build/cuda-release/bin/capillary); PARTs are some of
+#   times     checks, then times every workload, head count and mode: h200.jsonl (or the file that CAPILLARY_RESULTS names)
+#   ablation  every forced choice against the planner's own: ablation-h200.jsonl, docs/ablation.md and its plot
+#   held-out  the same over 60 random forests: held-out-h200.jsonl, docs/ablation-held-out.md
+#   peers     what others take, where PyTorch is installed: peers-h200.jsonl, docs/peers.md (needs `times`)
+# and `times` alone where none is given. Then `python3 bench/results_table.py` writes the tables of README and docs/benchmarks.md.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-workloads="${1:?usage: bench/run_h200.sh WORKLOADS.json [CAPILLARY]}"
+workloads="${1:?usage: bench/run_h200.sh WORKLOADS.json [CAPILLARY [PART...]]}"
 capillary="${2:-build/cuda-release/bin/capillary}"
-out="${CAPILLARY_RESULTS:-bench/results/h200.jsonl}"
-"$capillary" check --device cuda --random 200
-"$capillary" bench --device cuda --file "$workloads" --modes auto,flat,shared-l2 --repeat 7 --out "$out"
+shift $(($# < 2 ? $# : 2))
+results=bench/results
+
+measure_times() {
+  local out="${CAPILLARY_RESULTS:-$results/h200.jsonl}"
+  "$capillary" check --device cuda --random 200
+  "$capillary" bench --device cuda --file "$workloads" --modes auto,flat,shared-l2 --repeat 7 --out "$out"
+}
+
+measure_ablation() {
+  "$capillary" bench --ablate --device cuda --file "$workloads" --repeat 6 --out "$results/ablation-h200.jsonl" \
+    --report docs/ablation.md --plot docs/images/ablation.svg
+}
+
+measure_held_out() {
+  "$capillary" generate forests |
+    "$capillary" bench --ablate --device cuda --file - --sample 60 --repeat 6 --out "$results/held-out-h200.jsonl" \
+      --report docs/ablation-held-out.md
+}
+
+measure_peers() {
+  python3 -B bench/peers/measure.py --file "$workloads" --out "$results/peers-h200.jsonl"
+  python3 -B bench/peers/join.py "$results/peers-h200.jsonl" --out docs/peers.md
+}
+
+for part in "${@:-times}"; do
+  case "$part" in
+    times | ablation | held-out | peers) "measure_${part/-/_}" ;;
+    *) echo "run_h200.sh: part '$part' is none of times, ablation, held-out, peers" >&2 && exit 2 ;;
+  esac
+done

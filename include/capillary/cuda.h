@@ -19,6 +19,7 @@ struct DeviceInfo {
   int compute_major = 0;
   int compute_minor = 0;
   int num_sms = 0;
+  int clock_mhz = 0;  // the most the SMs are clocked at
   int64_t l2_bytes = 0;
   int64_t memory_bytes = 0;
   int driver_version = 0;  // as cudaDriverGetVersion gives it, 13000 for 13.0
@@ -27,6 +28,7 @@ struct DeviceInfo {
 
 int device_count();  // 0 where there is no driver or no device
 DeviceInfo device_info(int device);
+CardIdentity card_identity(int device);
 
 // Throws UnsupportedArch (found, needed) unless the device can run the kernels.
 void require_supported(int device);
@@ -38,7 +40,7 @@ std::string supported_combinations();
 // (dtype, head_dim) and remembered; 0 where a size cannot be launched (MIG, MPS, green contexts).
 std::array<int32_t, kNumClusterSizes> max_clusters(int device, DType dtype, int head_dim);
 
-// The profile with this card's own cluster limits.
+// The profile with this card's own cluster limits. Throws InvalidArgument if it was measured on another card.
 DeviceProfile profile_for_device(int device, DType dtype, int head_dim,
                                  const DeviceProfile& base = builtin_h200());
 
@@ -53,8 +55,9 @@ class PlanBuffer {
   PlanBuffer(PlanBuffer&&) noexcept;
   PlanBuffer& operator=(PlanBuffer&&) noexcept;
 
-  // Asynchronous on `stream`. Once a launch of this buffer has been captured, later plans must keep its
-  // cluster size and cluster count (PlanOptions::fixed_grid plans do). Throws InvalidArgument before copying.
+  // Asynchronous on `stream`. Once a launch of this buffer has been captured, later plans must keep its grid
+  // (PlanOptions::fixed_grid plans do), heads, dims, page size and profile, and stay within its queries, page ids
+  // and workspace. Throws InvalidArgument or WorkspaceTooSmall before copying.
   void upload(const Plan& plan, void* stream);
   // What the last upload brought.
   int64_t workspace_bytes() const;

@@ -8,6 +8,7 @@
 
 #include "capillary/decode.h"
 #include "capillary/error.h"
+#include "core/captured_launch.h"
 #include "shared/plan_layout.h"
 
 namespace capillary {
@@ -121,9 +122,7 @@ void check_page_ids(const PlanHeader& header, const TensorView& ids, DeviceType 
          "have " + std::to_string(header.num_requests) + " rows (num_requests of the plan)",
          "plan again for this batch");
   }
-  int64_t reach = 0;
-  if (ids.numel() > 0)
-    reach = ids.ndim == 1 ? ids.shape[0] : (ids.shape[0] - 1) * ids.strides[0] + ids.shape[1];
+  const int64_t reach = page_id_reach(ids);
   if (reach < header.num_page_ids) {
     fail("page_ids", describe(ids) + " and reaches " + std::to_string(reach) + " entries",
          "reach " + std::to_string(header.num_page_ids) + " entries",

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstdint>
 
 #include "capillary/plan.h"
@@ -44,6 +45,7 @@ class CostModel {
                             (profile.matrix_tflops * 1e6 / profile.num_sms);
     compute_us_ = {profile.narrow_tile_us / num_streams_, block_us, 2 * block_us};
     stream_item_us_ = profile.stream_item_us / num_streams_;
+    reload_us_ = 0.5 * static_cast<double>(tile_bytes_) / (profile.l2_gbps_per_cta * 1e3);
     wide_load_us_ = static_cast<double>(tile_bytes_) / (profile.wide_gbps_per_cta * 1e3);
     partial_bytes_ = padded_dim(shape.v_dim()) * 4 + 8;
   }
@@ -83,10 +85,8 @@ class CostModel {
     const auto tiles = static_cast<double>(num_tiles);
     // The keys come from HBM once either way; what the other blocks load comes from L2, as the arithmetic goes
     // on. Half of it counts.
-    const double reload_us =
-        0.5 * static_cast<double>(tile_bytes_) / (profile_.l2_gbps_per_cta * 1e3);
     const double streams_us =
-        reads * (tiles * compute_us_[0] + stream_item_us_) + (reads - 1) * tiles * reload_us;
+        reads * (tiles * compute_us_[0] + stream_item_us_) + (reads - 1) * tiles * reload_us_;
     const double wide_us =
         profile_.item_start_us + tiles * compute_us_[static_cast<size_t>(tile_class(num_rows))];
     return streams_us < wide_us ? reads : 0;
@@ -134,10 +134,10 @@ class CostModel {
   const DeviceProfile& profile() const { return profile_; }
 
  private:
-  // Rows that the busiest of the merging warps handles.
+  // Rows that the busiest of the merging warps handles; their number is a power of two.
   static int64_t rounds(int64_t num_rows, int cluster_size) {
-    const int64_t warps = int64_t{kMergeWarps} * cluster_size;
-    return (num_rows + warps - 1) / warps;
+    const auto warps = static_cast<uint32_t>(kMergeWarps * cluster_size);
+    return (num_rows + warps - 1) >> std::countr_zero(warps);
   }
 
   ModelShape shape_;
@@ -148,6 +148,7 @@ class CostModel {
   int num_stages_;
   TileTimes compute_us_;
   double stream_item_us_;
+  double reload_us_;  // half of a tile from L2
   double wide_load_us_;
 };
 

@@ -18,6 +18,11 @@ void require_positive(const char* field, double value) {
                                    "correct the profile or run without one"));
 }
 
+std::string describe(const CardIdentity& card) {
+  return card.name + " with " + std::to_string(card.num_sms) + " SMs at " +
+         std::to_string(card.clock_mhz) + " MHz";
+}
+
 }  // namespace
 
 uint64_t DeviceProfile::hash() const {
@@ -29,7 +34,7 @@ uint64_t DeviceProfile::hash() const {
   for (const double figure :
        {hbm_gbps, hbm_gbps_per_cta, l2_gbps_per_cta, wide_gbps_per_cta, dsm_latency_us,
         cluster_barrier_us, l2_merge_latency_us, matrix_tflops, matrix_ceiling_tflops,
-        narrow_tile_us, stream_item_us, launch_us, job_start_us, item_start_us})
+        narrow_tile_us, stream_item_us, launch_us, job_start_us, item_start_us, stream_start_us})
     hash.add(figure);
   for (const double rate : dsm_load_gbps_per_cta) hash.add(rate);
   return hash.value();
@@ -68,10 +73,20 @@ void validate_profile(const DeviceProfile& profile) {
   require_positive("matrix_ceiling_tflops", profile.matrix_ceiling_tflops);
   require_positive("narrow_tile_us", profile.narrow_tile_us);
   require_positive("stream_item_us", profile.stream_item_us);
-  require_positive("stream_item_us", profile.stream_item_us);
   require_positive("launch_us", profile.launch_us);
   require_positive("job_start_us", profile.job_start_us);
   require_positive("item_start_us", profile.item_start_us);
+  require_positive("stream_start_us", profile.stream_start_us);
+}
+
+void require_profile_fits(const DeviceProfile& profile, const CardIdentity& here) {
+  const CardIdentity& card = profile.card;
+  if (card.name.empty()) return;
+  const bool clocks_agree = std::abs(card.clock_mhz - here.clock_mhz) * 20 <= card.clock_mhz;
+  if (card.name == here.name && card.num_sms == here.num_sms && clocks_agree) return;
+  throw InvalidArgument(five_parts("require_profile_fits", "profile '" + profile.name + "'",
+                                   "is of " + describe(card), "be of this card, " + describe(here),
+                                   "run capillary calibrate on this card"));
 }
 
 }  // namespace capillary

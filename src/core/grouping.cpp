@@ -5,6 +5,8 @@
 #include <bit>
 #include <cmath>
 
+#include "core/least_heap.h"
+
 namespace capillary {
 
 namespace {
@@ -99,25 +101,26 @@ void Grouping::index_cuts() {
 }
 
 // The place in [first, last] where a cut costs least: work moved away from the ideal, and work done twice.
-// at: the first place whose weight is not below the ideal.
+// middle: the first place whose weight is not below the ideal. On each side of it, going away, more work moves, so of the cuts
+// through one node the nearest is best, and the next to look at is where that node ends.
 int32_t Grouping::best_cut(double ideal, int32_t middle, int32_t first, int32_t last,
                            double reach) const {
   int32_t best = -1;
   double best_cost = 0;
-  const auto consider = [&](int32_t place, double moved) {
+  // Returns whether farther ones may be better.
+  const auto consider = [&](int32_t place) {
+    const double moved = std::abs(weight_sum_[at(place)] - ideal);
+    if (best >= 0 && (moved >= best_cost || moved > reach)) return false;
     const double cost = moved + cut_tiles_[at(place)];
     if (best < 0 || cost < best_cost) best = place, best_cost = cost;
+    return cut_node_[at(place)] >= 0;
   };
-  for (int32_t place = std::min(middle, last); place >= first; --place) {
-    const double moved = std::abs(weight_sum_[at(place)] - ideal);
-    if (best >= 0 && (moved >= best_cost || moved > reach)) break;
-    consider(place, moved);
-  }
-  for (int32_t place = std::max(middle + 1, first); place <= last; ++place) {
-    const double moved = std::abs(weight_sum_[at(place)] - ideal);
-    if (best >= 0 && (moved >= best_cost || moved > reach)) break;
-    consider(place, moved);
-  }
+  if (middle >= first && middle <= last) consider(middle);
+  const int32_t left = std::min(middle - 1, last), right = std::max(middle + 1, first);
+  for (int32_t place = left; place >= first && consider(place);)
+    place = shared_[at(cut_node_[at(place)])].query_begin;
+  for (int32_t place = right; place <= last && consider(place);)
+    place = shared_[at(cut_node_[at(place)])].query_end;
   return best;
 }
 
@@ -174,7 +177,6 @@ void Grouping::add_groups(int32_t begin, int32_t end) {
 Grouping::GroupWork Grouping::work_of(int32_t begin, int32_t end) {
   GroupWork work{};
   work.num_queries = end - begin;
-  bool any_streams = false;
   // Returns whether the element is wide.
   const auto add = [&](int32_t queries, int32_t tiles) {
     const int32_t num_rows = queries * group_size_;
@@ -183,7 +185,7 @@ Grouping::GroupWork Grouping::work_of(int32_t begin, int32_t end) {
     work.tiles[row_class] += int64_t{tiles} * std::max(reads, 1);
     work.shared_tiles += tiles;
     work.num_items += reads;
-    any_streams |= reads > 0;
+    work.any_streams |= reads > 0;
     work.num_starts += reads == 0;
     return reads == 0;
   };
@@ -230,10 +232,10 @@ Grouping::GroupWork Grouping::work_of(int32_t begin, int32_t end) {
     work.num_items += wide ? 0 : work.num_queries;
     work.num_starts += wide;
     work.num_phases += wide;
-    any_streams |= !wide;
+    work.any_streams |= !wide;
   }
-  work.num_starts += any_streams;
-  work.num_phases += any_streams;
+  work.num_starts += work.any_streams;
+  work.num_phases += work.any_streams;
   return work;
 }
 
@@ -244,11 +246,13 @@ Grouping::JobParts Grouping::job_parts(const GroupWork& work, int32_t num_jobs,
   const double share = 1.0 / ranks;
   double rank_us = 0, all_tiles = 1;
   for (size_t i = 0; i < work.tiles.size(); ++i) {
+    if (work.tiles[i] == 0) continue;
     all_tiles += static_cast<double>(work.tiles[i]);
     rank_us += static_cast<double>(work.tiles[i]) * tile_times[i] * share;
   }
   JobParts parts{rank_us, 0, profile.job_start_us};
   for (size_t i = 0; i < work.tiles.size(); ++i) {
+    if (work.tiles[i] == 0) continue;
     // Ranks take equal times of tiles: one may have nothing but the class with the most arithmetic.
     const double all_us = static_cast<double>(work.tiles[i]) * model_.compute_us()[i];
     if (ranks == 1)
@@ -260,7 +264,10 @@ Grouping::JobParts Grouping::job_parts(const GroupWork& work, int32_t num_jobs,
   // Every rank has a phase, and one more for every element that a run goes on to.
   const double phases =
       std::min<double>(work.num_phases, 1 + std::max(work.num_starts - 1, 0) * share);
-  parts.other_us += phases * profile.item_start_us;
+  const double wide_phases = work.num_phases - (work.any_streams ? 1 : 0);
+  const double starts_us =
+      wide_phases * profile.item_start_us + (work.any_streams ? profile.stream_start_us : 0.0);
+  if (work.num_phases > 0) parts.other_us += phases * starts_us / work.num_phases;
   parts.compute_us += work.num_items * share * model_.stream_item_us();
   if (ranks == 1) return parts;
   parts.tiles_us *= 1 + kRankSkew * std::countr_zero(static_cast<uint32_t>(cluster_size));
@@ -305,26 +312,25 @@ double Grouping::makespan(int32_t num_clusters, double floor_us, double good_us)
   loads_.assign(1, {0.0, num_clusters});
   for (const JobTime& job : job_times_) {
     for (int64_t left = job.count; left > 0;) {
-      std::pop_heap(loads_.begin(), loads_.end(), longer);
-      JobTime& least = loads_.back();
+      JobTime& least = loads_.front();
       const int64_t taken = std::min(left, least.count);
       const JobTime loaded{least.us + job.us, taken};
       us = std::max(us, loaded.us);
       left -= taken;
-      least.count -= taken;
-      if (least.count > 0) {
-        std::push_heap(loads_.begin(), loads_.end(), longer);
-        loads_.push_back(loaded);
+      if (taken == least.count) {
+        replace_least(&loads_, loaded, longer);
       } else {
-        least = loaded;
+        least.count -= taken;
+        loads_.push_back(loaded);
+        std::push_heap(loads_.begin(), loads_.end(), longer);
       }
-      std::push_heap(loads_.begin(), loads_.end(), longer);
     }
   }
   return us;
 }
 
-Grouping::Estimate Grouping::evaluate(int32_t cluster_size, int32_t max_clusters, double good_us) {
+Grouping::Estimate Grouping::evaluate(int32_t cluster_size, int32_t max_clusters, double good_us,
+                                      double stop_us) {
   const int64_t num_heads = model_.shape().num_kv_heads;
   Estimate estimate;
   for (const int64_t tiles : total_tiles_) estimate.planned_tiles += tiles;
@@ -346,6 +352,7 @@ Grouping::Estimate Grouping::evaluate(int32_t cluster_size, int32_t max_clusters
   const double pieces_per_us = 1 / std::max(us_of(total_tiles_) / num_pieces_, min_job_us);
   const double ahead_us = model_.num_stages() * load_us;
   job_times_.clear();
+  const double launch_us = model_.profile().launch_us;
   double last_us = 0;
   for (size_t i = 0; i < groups_.size(); ++i) {
     if (repeats_[i] != 0) {
@@ -362,13 +369,17 @@ Grouping::Estimate Grouping::evaluate(int32_t cluster_size, int32_t max_clusters
     // While a job merges and the next one starts, keys for that one come in, as many as there is room for.
     const double us = std::max(parts.tiles_us + std::max(parts.other_us - ahead_us, 0.0),
                                parts.compute_us + parts.other_us);
+    if (launch_us + us > stop_us) {
+      estimate.us = launch_us + us;
+      return estimate;
+    }
     job_times_.push_back({us, groups_[i].num_jobs * num_heads});
     // After the last job nothing comes in.
     last_us = std::max(last_us, std::max(parts.tiles_us, parts.compute_us) + parts.other_us - us);
   }
   const double hbm_us = static_cast<double>(hbm_tiles * model_.tile_bytes() * num_heads) /
                         (model_.profile().hbm_gbps * 1e3);
-  const double fixed_us = model_.profile().launch_us + last_us;
+  const double fixed_us = launch_us + last_us;
   estimate.us = fixed_us + makespan(max_clusters, hbm_us, good_us - fixed_us);
   return estimate;
 }

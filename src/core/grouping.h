@@ -30,8 +30,8 @@ class Grouping {
     TileTimes tile_times;
   };
   // Of the whole step with the groups of the last cut() on clusters of this size; sets their num_jobs.
-  // Estimates that cannot come below good_us are not made exact.
-  Estimate evaluate(int32_t cluster_size, int32_t max_clusters, double good_us);
+  // Estimates that cannot come below good_us are lower bounds; past stop_us the first that is seen.
+  Estimate evaluate(int32_t cluster_size, int32_t max_clusters, double good_us, double stop_us);
 
   std::span<const QueryGroup> groups() const { return groups_; }
   int64_t unique_tiles() const { return unique_tiles_; }
@@ -52,6 +52,7 @@ class Grouping {
     int32_t shared_tiles;
     int32_t num_phases;  // that one CTA doing all of it would have
     int32_t num_starts;  // wide elements, and one for all the streams' work
+    bool any_streams;    // one of the phases is the streams'
     int32_t num_items;   // of streams
     bool operator==(const GroupWork&) const = default;
   };

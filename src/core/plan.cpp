@@ -40,4 +40,8 @@ double Plan::predicted_us() const {
   return words_.empty() ? 0.0 : static_cast<double>(PlanView(words_.data()).header().predicted_us);
 }
 
+uint64_t Plan::profile_hash() const {
+  return words_.empty() ? 0 : PlanView(words_.data()).header().profile_hash;
+}
+
 }  // namespace capillary

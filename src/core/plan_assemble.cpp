@@ -6,6 +6,7 @@
 
 #include "capillary/error.h"
 #include "core/hash.h"
+#include "core/least_heap.h"
 #include "core/plan_builder.h"
 
 namespace capillary {
@@ -17,10 +18,11 @@ constexpr uint32_t kManyPartials = 32;
 }  // namespace
 
 bool PlanBuilder::same_entries(int32_t query_a, int32_t query_b) const {
-  if (finished_[static_cast<size_t>(query_b)] != 0) return false;
+  const QueryState& state_a = queries_[static_cast<size_t>(query_a)];
+  const QueryState& state_b = queries_[static_cast<size_t>(query_b)];
+  if (state_b.finished) return false;
   const int32_t shift = (query_b - query_a) * group_size_;
-  int32_t a = entry_head_[static_cast<size_t>(query_a)];
-  int32_t b = entry_head_[static_cast<size_t>(query_b)];
+  int32_t a = state_a.entry_head, b = state_b.entry_head;
   for (; a >= 0 && b >= 0;
        a = entries_[static_cast<size_t>(a)].next, b = entries_[static_cast<size_t>(b)].next) {
     const Entry& entry_a = entries_[static_cast<size_t>(a)];
@@ -31,11 +33,10 @@ bool PlanBuilder::same_entries(int32_t query_a, int32_t query_b) const {
 }
 
 void PlanBuilder::emit_merges(const QueryGroup& group) {
-  placed_merges_
-      .clear();  // (job of the group, merge); partials of a merge are (rank, slot) in run order
+  placed_merges_.clear();
   partials_scratch_.clear();
   for (int32_t query = group.query_begin; query < group.query_end;) {
-    if (finished_[static_cast<size_t>(query)] != 0) {
+    if (query_state(query).finished) {
       ++query;
       continue;
     }
@@ -48,7 +49,7 @@ void PlanBuilder::emit_merges(const QueryGroup& group) {
     merge.destination = Destination::kOutput;
     const size_t first = placed_merges_.size();
     int32_t job = -1, part_key = -1;
-    for (int32_t entry = entry_head_[static_cast<size_t>(query)]; entry >= 0;
+    for (int32_t entry = query_state(query).entry_head; entry >= 0;
          entry = entries_[static_cast<size_t>(entry)].next) {
       const Entry& e = entries_[static_cast<size_t>(entry)];
       // shared-l2 is what exchange through DSM is compared with: there every rank is a part of its own.
@@ -57,17 +58,20 @@ void PlanBuilder::emit_merges(const QueryGroup& group) {
         part_key = key;
         job = e.run / cluster_size_;
         merge.partial_begin = static_cast<uint32_t>(partials_scratch_.size());
-        placed_merges_.push_back({job, merge});
+        placed_merges_.push_back({job, e.run - job * cluster_size_, merge});
       }
-      partials_scratch_.push_back(
-          {static_cast<uint16_t>(e.run % cluster_size_), static_cast<uint16_t>(e.slot)});
-      placed_merges_.back().second.num_partials += 1;
+      // In run order, so that partials of a merge lie rank by rank.
+      const int32_t rank = e.run - job * cluster_size_;
+      partials_scratch_.push_back({static_cast<uint16_t>(rank), static_cast<uint16_t>(e.slot)});
+      PlacedMerge& placed = placed_merges_.back();
+      placed.merge.num_partials += 1;
+      if (placed.home != rank) placed.home = -1;
     }
-    if (job < 0) placed_merges_.push_back({0, merge});  // no key anywhere
+    if (job < 0) placed_merges_.push_back({0, 0, merge});  // no key anywhere
     const size_t num_parts = placed_merges_.size() - first;
     if (num_parts > 1) {
       for (size_t part = 0; part < num_parts; ++part) {
-        Merge& placed = placed_merges_[first + part].second;
+        Merge& placed = placed_merges_[first + part].merge;
         placed.destination = Destination::kWorkspace;
         placed.split = static_cast<uint32_t>(splits_.size());
         placed.split_part = static_cast<uint16_t>(part);
@@ -80,26 +84,19 @@ void PlanBuilder::emit_merges(const QueryGroup& group) {
   }
   if (num_group_jobs_ > 1)
     std::sort(placed_merges_.begin(), placed_merges_.end(), [](const auto& a, const auto& b) {
-      return std::tuple(a.first, a.second.row_begin, a.second.split_part) <
-             std::tuple(b.first, b.second.row_begin, b.second.split_part);
+      return std::tuple(a.job, a.merge.row_begin, a.merge.split_part) <
+             std::tuple(b.job, b.merge.row_begin, b.merge.split_part);
     });
   size_t next = 0;
   for (int32_t job = 0; job < num_group_jobs_; ++job) {
     const size_t begin = next;
-    while (next < placed_merges_.size() && placed_merges_[next].first == job) ++next;
+    while (next < placed_merges_.size() && placed_merges_[next].job == job) ++next;
     place_job_merges(job, std::span(placed_merges_).subspan(begin, next - begin));
   }
 }
 
-void PlanBuilder::place_job_merges(int32_t job, std::span<const std::pair<int32_t, Merge>> merges) {
-  // Merges of one rank's own slots stay there; the others are dealt out in equal shares of rows.
-  const auto home = [&](const Merge& merge) {
-    if (merge.num_partials == 0) return 0;
-    const Partial* partials = partials_scratch_.data() + merge.partial_begin;
-    for (uint32_t i = 1; i < merge.num_partials; ++i)
-      if (partials[i].rank != partials[0].rank) return -1;
-    return static_cast<int>(partials[0].rank);
-  };
+// Merges of one rank's own slots stay there; the others are dealt out in equal shares of rows.
+void PlanBuilder::place_job_merges(int32_t job, std::span<const PlacedMerge> merges) {
   // Partials lie rank by rank. Where there are many, all but the first of each rank are merged into that before
   // the exchange.
   const auto rank_end = [&](const Merge& merge, uint32_t first) {
@@ -112,14 +109,16 @@ void PlanBuilder::place_job_merges(int32_t job, std::span<const std::pair<int32_
   int64_t shared_rows = 0;
   const size_t job_index = static_cast<size_t>(first_job_ + job);
   JobCost& cost = job_costs_[job_index];
-  for (const auto& [unused, merge] : merges) {
+  bool many_partials = false;  // somewhere, that meet
+  for (const auto& [unused, owner, merge] : merges) {
     cost.rows += merge.num_rows;
-    if (home(merge) >= 0) {
+    if (owner >= 0) {
       cost.partial_rows += static_cast<int64_t>(merge.num_rows) * merge.num_partials;
       continue;
     }
     int64_t num_ranks = 0;
     for (uint32_t i = 0; i < merge.num_partials; i = rank_end(merge, i)) ++num_ranks;
+    many_partials |= merge.num_partials >= kManyPartials;
     cost.partial_rows += merge.num_rows * num_ranks;
     shared_rows += merge.num_rows;
     exchange_rows_ += merge.num_rows * (num_ranks - 1);
@@ -132,8 +131,9 @@ void PlanBuilder::place_job_merges(int32_t job, std::span<const std::pair<int32_
         rank_works_[job_index * static_cast<size_t>(cluster_size_) + static_cast<size_t>(rank)];
     work.merge_begin = static_cast<uint32_t>(merges_.size());
     work.partial_begin = static_cast<uint32_t>(partials_.size());
-    for (const auto& [unused, merge] : merges) {
-      if (home(merge) >= 0) continue;
+    for (const auto& [unused, owner, merge] : merges) {
+      if (!many_partials) break;
+      if (owner >= 0) continue;
       const Partial* partials = partials_scratch_.data() + merge.partial_begin;
       for (uint32_t i = 0, end = 0; i < merge.num_partials; i = end) {
         end = rank_end(merge, i);
@@ -151,8 +151,7 @@ void PlanBuilder::place_job_merges(int32_t job, std::span<const std::pair<int32_
     const int64_t share_begin = shared_rows * rank / cluster_size_;
     const int64_t share_end = shared_rows * (rank + 1) / cluster_size_;
     int64_t row = 0;  // of the shared rows
-    for (const auto& [unused, merge] : merges) {
-      const int owner = home(merge);
+    for (const auto& [unused, owner, merge] : merges) {
       int64_t begin = 0, end = merge.num_rows;
       if (owner < 0) {
         begin = std::max<int64_t>(share_begin - row, 0);
@@ -196,28 +195,34 @@ void PlanBuilder::schedule() {
   const bool equal = longest <= shortest * 1.03;
   if (!equal)
     std::sort(order_.begin(), order_.end(), [&](uint32_t a, uint32_t b) {
-      return std::pair(-job_costs_[a].us, a) < std::pair(-job_costs_[b].us, b);
+      const double us_a = job_costs_[a].us, us_b = job_costs_[b].us;
+      return us_a > us_b || (us_a == us_b && a < b);
     });
   // Longest first on the least loaded cluster; neighbours in leaf order start together, so that an ancestor
   // they both read is still in L2 for the second.
   assigned_.resize(total);
   schedule_begin_.assign(clusters + 1, 0);
+  // The first entry of each cluster meets none that has any.
+  using Load = std::pair<double, uint32_t>;
+  const auto later = [](const Load& a, const Load& b) {
+    return a.first > b.first || (a.first == b.first && a.second > b.second);
+  };
   heap_.clear();
-  for (uint32_t cluster = 0; cluster < clusters; ++cluster) heap_.push_back({0.0, cluster});
-  const auto later = [](const std::pair<double, uint32_t>& a,
-                        const std::pair<double, uint32_t>& b) { return a > b; };
-  uint32_t entry = 0;
+  uint32_t entry = 0, next = 0;
   for (const uint32_t job : order_) {
+    const double us = job_costs_[job].us + model_.profile().job_start_us;
     for (uint32_t head = 0; head < num_heads; ++head, ++entry) {
-      uint32_t cluster = clusters == 0 ? 0 : entry % clusters;
-      if (!equal) {
-        std::pop_heap(heap_.begin(), heap_.end(), later);
-        cluster = heap_.back().second;
-        heap_.back().first += job_costs_[job].us + model_.profile().job_start_us;
-        std::push_heap(heap_.begin(), heap_.end(), later);
-      }
+      const uint32_t cluster = equal || entry < clusters ? next : heap_.front().second;
+      next = next + 1 == clusters ? 0 : next + 1;
       assigned_[entry] = cluster;
       schedule_begin_[cluster + 1] += 1;
+      if (equal) continue;
+      if (entry < clusters) {
+        heap_.push_back({us, cluster});
+        if (entry + 1 == clusters) std::make_heap(heap_.begin(), heap_.end(), later);
+      } else {
+        replace_least(&heap_, Load(heap_.front().first + us, cluster), later);
+      }
     }
   }
   for (uint32_t cluster = 0; cluster < clusters; ++cluster)
@@ -245,24 +250,27 @@ void PlanBuilder::schedule() {
 
 namespace {
 
+constexpr size_t padded_words(size_t bytes) {
+  return (bytes + 15) / 16 * 2;
+}
+
+// Fills words that are there already; the gap after an array is zero.
 class BlobWriter {
  public:
-  explicit BlobWriter(std::vector<uint64_t>* words) : words_(words) {
-    words_->clear();
-    words_->resize(sizeof(PlanHeader) / 8);
-  }
+  explicit BlobWriter(uint64_t* words) : words_(words), next_(sizeof(PlanHeader) / 8) {}
   template <class T>
   uint32_t append(std::span<const T> array) {
-    const size_t offset = words_->size() * 8;
-    words_->resize(words_->size() + (array.size_bytes() + 15) / 16 * 2);
-    if (!array.empty())
-      std::memcpy(reinterpret_cast<char*>(words_->data()) + offset, array.data(),
-                  array.size_bytes());
-    return static_cast<uint32_t>(offset);
+    const size_t offset = next_;
+    next_ += padded_words(array.size_bytes());
+    if (array.empty()) return static_cast<uint32_t>(offset * 8);
+    words_[next_ - 2] = words_[next_ - 1] = 0;
+    std::memcpy(words_ + offset, array.data(), array.size_bytes());
+    return static_cast<uint32_t>(offset * 8);
   }
 
  private:
-  std::vector<uint64_t>* words_;
+  uint64_t* words_;
+  size_t next_;
 };
 
 }  // namespace
@@ -291,7 +299,20 @@ void PlanBuilder::assemble(uint64_t profile_hash, double predicted_us,
   header.num_streams = table_.num_streams;
   header.max_slots = max_slots_;
   header.window_left = -1;
-  BlobWriter writer(words);
+  const auto words_of = [](const auto&... arrays) {
+    return (padded_words(arrays.size() * sizeof(arrays[0])) + ...);
+  };
+  const size_t num_words =
+      sizeof(PlanHeader) / 8 + words_of(rank_starts_, forest_->leaf_order(), schedule_begin_,
+                                        schedule_, jobs_, rank_works_, phases_, items_, segments_,
+                                        merges_, partials_, splits_);
+  if (num_words * 8 > UINT32_MAX)
+    throw UnsupportedConfig(five_parts(
+        "Planner::plan", "batch", "needs a plan of " + std::to_string(num_words * 8) + " bytes",
+        "fit 4 GiB", "plan fewer requests a step"));
+  header.total_bytes = static_cast<uint32_t>(num_words * 8);
+  words->resize(num_words);
+  BlobWriter writer(words->data());
   writer.append(std::span<const RankStart>(rank_starts_));  // at kRankStartOffset
   header.query_order_offset = writer.append(forest_->leaf_order());
   header.schedule_begin_offset = writer.append(std::span<const uint32_t>(schedule_begin_));
@@ -303,7 +324,7 @@ void PlanBuilder::assemble(uint64_t profile_hash, double predicted_us,
   header.phases_offset = writer.append(std::span<const Phase>(phases_));
   header.num_phases = static_cast<uint32_t>(phases_.size());
   header.items_offset = writer.append(std::span<const WorkItem>(items_));
-  header.num_items = static_cast<uint32_t>(items_.size());
+  header.num_items = items_.size();
   header.segments_offset = writer.append(std::span<const Segment>(segments_));
   header.num_segments = static_cast<uint32_t>(segments_.size());
   header.merges_offset = writer.append(std::span<const Merge>(merges_));
@@ -315,12 +336,6 @@ void PlanBuilder::assemble(uint64_t profile_hash, double predicted_us,
   header.split_rows = split_row_count_;
   header.num_page_ids = num_page_ids_;
   header.predicted_us = static_cast<float>(predicted_us);
-  const size_t total_bytes = words->size() * 8;
-  if (total_bytes > UINT32_MAX)
-    throw UnsupportedConfig(five_parts("Planner::plan", "batch",
-                                       "needs a plan of " + std::to_string(total_bytes) + " bytes",
-                                       "fit 4 GiB", "plan fewer requests a step"));
-  header.total_bytes = static_cast<uint32_t>(total_bytes);
   constexpr size_t kHeaderWords = sizeof(PlanHeader) / 8;
   header.content_hash = hash_words(words->data() + kHeaderWords, words->size() - kHeaderWords);
   std::memcpy(words->data(), &header, sizeof header);

@@ -7,6 +7,7 @@
 #include "core/plan_builder.h"
 
 #include <algorithm>
+#include <bit>
 #include <climits>
 #include <utility>
 
@@ -28,6 +29,9 @@ PlanBuilder::PlanBuilder(const CostModel& model)
 
 void PlanBuilder::build(const BuildRequest& request) {
   forest_ = request.forest;
+  page_size_ = forest_->page_size();
+  const auto page_bits = static_cast<uint32_t>(page_size_);
+  page_shift_ = std::has_single_bit(page_bits) ? std::countr_zero(page_bits) : -1;
   mode_ = request.mode;
   cluster_size_ = request.cluster_size;
   max_clusters_ = request.max_clusters;
@@ -41,31 +45,20 @@ void PlanBuilder::build(const BuildRequest& request) {
   const auto num_requests = static_cast<size_t>(forest_->num_requests());
   const auto nodes = forest_->nodes();
   element_of_node_.resize(nodes.size());
-  for (auto* marks : {&last_run_, &emitted_run_, &entry_head_, &entry_tail_, &stream_run_,
-                      &main_stamp_, &held_stamp_})
-    marks->assign(num_requests, -1);
+  queries_.assign(num_requests, QueryState{});
   next_stamp_ = 0;
-  for (auto* values : {&shared_part_, &atom_end_, &held_slot_}) values->resize(num_requests);
-  last_item_.resize(num_requests);
-  runs_of_query_.assign(num_requests, 0);
-  finished_.assign(num_requests, 0);
-  first_node_at_.resize(num_requests + 1);
-  size_t node = 0;
-  for (size_t position = 0; position <= num_requests; ++position) {
-    while (node < nodes.size() && nodes[node].request_begin < static_cast<int32_t>(position))
-      ++node;
-    first_node_at_[position] = static_cast<int32_t>(node);
-  }
+  next_node_ = 0;
 
   for (const QueryGroup& group : request.groups) {
     first_job_ = static_cast<int32_t>(jobs_.size());
     num_group_jobs_ = group.num_jobs;
+    group_begin_ = group.query_begin;
     elements_.clear(), element_segments_.clear(), entries_.clear();
     if (mode_ == Mode::kFlat)
       collect_flat_elements(group);
     else
       collect_elements(group);
-    cut_into_runs();
+    cut_into_runs(group);
     const int32_t num_runs = num_group_jobs_ * cluster_size_;
     rank_works_.resize(rank_works_.size() + static_cast<size_t>(num_runs));
     for (int32_t job = 0; job < num_group_jobs_; ++job) {
@@ -78,25 +71,30 @@ void PlanBuilder::build(const BuildRequest& request) {
   schedule();
 }
 
-// Adds the last of element_segments_ to the element if the same queries share it.
-bool PlanBuilder::append_to(Element* element, int32_t query_begin, int32_t query_end,
-                            int32_t tiles) const {
-  if (element->query_begin != query_begin || element->query_end != query_end) return false;
-  if (element->num_segments >= kMaxSegments) return false;
-  element->num_segments += 1;
-  element->tiles += tiles;
-  return true;
-}
-
-// An element of the last of element_segments_.
-void PlanBuilder::add_element(int32_t query_begin, int32_t query_end, int32_t parent,
-                              int32_t tiles) {
-  const auto segment = static_cast<uint32_t>(element_segments_.size() - 1);
-  elements_.push_back({query_begin, query_end, parent, 0, segment, 1, tiles, false, 1, 0, 0, 0});
+// The node's keys, for these queries, below element `above`: as a new element, or as more of that one if the same
+// queries share it. Returns which.
+int32_t PlanBuilder::add_keys(const ForestNode& node, int32_t query_begin, int32_t query_end,
+                              int32_t above) {
+  const int32_t tiles = (node.num_tokens + kTileTokens - 1) / kTileTokens;
+  const auto segment = element_segments_.size();
+  element_segments_.push_back({node.page_offset, 0, node.num_tokens, node.token_begin, 0});
+  num_page_ids_ = std::max(num_page_ids_, node.page_offset + page_of(node.num_tokens - 1) + 1);
+  if (above >= 0) {
+    Element& element = elements_[static_cast<size_t>(above)];
+    if (element.query_begin == query_begin && element.query_end == query_end &&
+        element.num_segments < kMaxSegments) {
+      element.num_segments += 1;
+      element.tiles += tiles;
+      return above;
+    }
+  }
+  elements_.push_back({query_begin, query_end, above, 0, segment, 1, tiles, false, 1, 0, 0, 0});
+  return static_cast<int32_t>(elements_.size() - 1);
 }
 
 void PlanBuilder::finish_elements(const QueryGroup& group) {
   const int32_t group_rows = (group.query_end - group.query_begin) * group_size_;
+  bool any_wide = false;
   for (Element& element : elements_) {
     const int32_t num_rows = rows(element);
     // Streams that share one run of keys leave a partial each, and these need slots; wide work has one.
@@ -106,22 +104,29 @@ void PlanBuilder::finish_elements(const QueryGroup& group) {
                          group_rows + stream_slots > table_.num_slots;
     element.reads = model_.stream_reads(num_rows, element.tiles);
     element.wide = element.reads == 0 || (num_rows <= kMaxNarrowRows && crowded);
+    any_wide |= element.wide;
   }
-  for (size_t index = elements_.size(); index-- > 0;) {
+  for (size_t index = any_wide ? elements_.size() : 0; index-- > 0;) {
     const Element& element = elements_[index];
     if (!element.wide || element.parent < 0) continue;
     // An item's rows have all been through the same wide elements, so a narrow one does not lie above a wide.
     Element& above = elements_[static_cast<size_t>(element.parent)];
     above.wide |= above.reads == 1;
   }
+  const double narrow_us = tile_times_[tile_class(1)],
+               narrow_compute_us = model_.compute_us()[tile_class(1)];
   for (Element& element : elements_) {
-    const int32_t num_rows = rows(element);
-    if (element.wide) element.reads = 1;
-    const int row_class =
-        element.wide ? tile_class(std::max(num_rows, kMaxNarrowRows + 1)) : tile_class(1);
-    element.tile_us = element.reads * tile_times_[static_cast<size_t>(row_class)];
-    element.compute_us = element.reads * model_.compute_us()[static_cast<size_t>(row_class)];
-    element.start_us = element.wide ? 0 : element.reads * model_.stream_item_us();
+    if (element.wide) {
+      const auto row_class =
+          static_cast<size_t>(tile_class(std::max(rows(element), kMaxNarrowRows + 1)));
+      element.reads = 1;
+      element.tile_us = tile_times_[row_class];
+      element.compute_us = model_.compute_us()[row_class];
+    } else {
+      element.tile_us = element.reads * narrow_us;
+      element.compute_us = element.reads * narrow_compute_us;
+      element.start_us = element.reads * model_.stream_item_us();
+    }
     if (element.parent < 0) continue;
     const Element& above = elements_[static_cast<size_t>(element.parent)];
     element.wide_above = above.wide_above + (above.wide ? 1 : 0);
@@ -138,24 +143,17 @@ void PlanBuilder::collect_elements(const QueryGroup& group) {
   std::reverse(path_.begin(), path_.end());
   const auto add = [&](int32_t index) {
     const ForestNode& node = nodes[static_cast<size_t>(index)];
-    const int32_t begin = std::max(node.request_begin, group.query_begin);
-    const int32_t end = std::min(node.request_end, group.query_end);
-    const int32_t tiles = (node.num_tokens + kTileTokens - 1) / kTileTokens;
     const int32_t above = node.parent < 0 ? -1 : element_of_node_[static_cast<size_t>(node.parent)];
-    element_segments_.push_back({node.page_offset, 0, node.num_tokens, node.token_begin, 0});
-    // The same queries see both: one element walks both nodes.
-    if (above >= 0 && append_to(&elements_[static_cast<size_t>(above)], begin, end, tiles)) {
-      element_of_node_[static_cast<size_t>(index)] = above;
-      return;
-    }
-    element_of_node_[static_cast<size_t>(index)] = static_cast<int32_t>(elements_.size());
-    add_element(begin, end, above, tiles);
+    element_of_node_[static_cast<size_t>(index)] =
+        add_keys(node, std::max(node.request_begin, group.query_begin),
+                 std::min(node.request_end, group.query_end), above);
   };
   for (const int32_t index : path_) add(index);
-  const int32_t later_end = first_node_at_[static_cast<size_t>(group.query_end)];
-  for (int32_t index = first_node_at_[static_cast<size_t>(group.query_begin) + 1];
-       index < later_end; ++index)
-    add(index);
+  while (next_node_ < nodes.size() && nodes[next_node_].request_begin <= group.query_begin)
+    ++next_node_;
+  for (; next_node_ < nodes.size() && nodes[next_node_].request_begin < group.query_end;
+       ++next_node_)
+    add(static_cast<int32_t>(next_node_));
   finish_elements(group);
 }
 
@@ -166,17 +164,9 @@ void PlanBuilder::collect_flat_elements(const QueryGroup& group) {
     for (int32_t node = forest_->request_node()[static_cast<size_t>(query)]; node >= 0;
          node = nodes[static_cast<size_t>(node)].parent)
       path_.push_back(node);
-    const size_t first = elements_.size();
-    for (size_t i = path_.size(); i-- > 0;) {
-      const ForestNode& node = nodes[static_cast<size_t>(path_[i])];
-      const int32_t tiles = (node.num_tokens + kTileTokens - 1) / kTileTokens;
-      element_segments_.push_back({node.page_offset, 0, node.num_tokens, node.token_begin, 0});
-      if (elements_.size() > first && append_to(&elements_.back(), query, query + 1, tiles))
-        continue;
-      const int32_t above =
-          elements_.size() > first ? static_cast<int32_t>(elements_.size()) - 1 : -1;
-      add_element(query, query + 1, above, tiles);
-    }
+    int32_t above = -1;
+    for (size_t i = path_.size(); i-- > 0;)
+      above = add_keys(nodes[static_cast<size_t>(path_[i])], query, query + 1, above);
   }
   finish_elements(group);
 }
@@ -186,8 +176,8 @@ void PlanBuilder::emit_run(int32_t run) {
                     static_cast<size_t>(run);
   rank_works_[work] = {};
   rank_works_[work].phase_begin = static_cast<uint32_t>(phases_.size());
-  rank_works_[work].item_begin = static_cast<uint32_t>(items_.size());
-  rank_works_[work].segment_begin = static_cast<uint32_t>(segments_.size());
+  rank_works_[work].item_begin = items_.size();
+  rank_works_[work].segment_begin = segments_.size();
   const std::span<const Part> parts(parts_.data() + run_begin_[static_cast<size_t>(run)],
                                     parts_.data() + run_begin_[static_cast<size_t>(run) + 1]);
   if (parts.empty()) return;
@@ -205,10 +195,11 @@ void PlanBuilder::emit_run(int32_t run) {
     if (elements_[part.element].wide) wide_parts_.push_back(part);
   collect_stream_items(parts, run);
   // A phase for each number of wide elements above, and one for all streams: before or after those.
-  std::sort(wide_parts_.begin(), wide_parts_.end(), [&](const Part& a, const Part& b) {
-    return std::pair(elements_[a.element].wide_above, a.element) <
-           std::pair(elements_[b.element].wide_above, b.element);
-  });
+  if (wide_parts_.size() > 1)
+    std::sort(wide_parts_.begin(), wide_parts_.end(), [&](const Part& a, const Part& b) {
+      return std::pair(elements_[a.element].wide_above, a.element) <
+             std::pair(elements_[b.element].wide_above, b.element);
+    });
   const bool streams_first = puts_streams_first(run);
   if (streams_first) {
     std::reverse(wide_parts_.begin(), wide_parts_.end());
@@ -226,9 +217,8 @@ void PlanBuilder::emit_run(int32_t run) {
   write_outputs(rank_works_[work].item_begin);
   rank_works_[work].num_phases =
       static_cast<uint32_t>(phases_.size()) - rank_works_[work].phase_begin;
-  rank_works_[work].num_items = static_cast<uint32_t>(items_.size()) - rank_works_[work].item_begin;
-  rank_works_[work].num_segments =
-      static_cast<uint32_t>(segments_.size()) - rank_works_[work].segment_begin;
+  rank_works_[work].num_items = items_.size() - rank_works_[work].item_begin;
+  rank_works_[work].num_segments = segments_.size() - rank_works_[work].segment_begin;
   max_slots_ = std::max(max_slots_, next_extra_slot_);
   if (segments_.size() > kMaxPlanSegments)
     throw UnsupportedConfig(five_parts(
@@ -247,97 +237,71 @@ bool PlanBuilder::puts_streams_first(int32_t run) const {
   for (const Part& part : wide_parts_) {
     const Element& element = elements_[part.element];
     for (int32_t query = element.query_begin; query < element.query_end; ++query)
-      if (stream_run_[static_cast<size_t>(query)] != run) return false;
+      if (queries_[static_cast<size_t>(query)].stream_run != run) return false;
   }
   return true;
-}
-
-// An item without segments, for the partials that begin at `slot`.
-WorkItem PlanBuilder::make_item(int32_t query_begin, int32_t query_end, int32_t slot,
-                                bool resumes) const {
-  WorkItem item{};
-  item.row_begin = static_cast<uint16_t>(
-      (query_begin - jobs_[static_cast<size_t>(first_job_)].query_begin) * group_size_);
-  item.num_rows = static_cast<uint16_t>((query_end - query_begin) * group_size_);
-  item.init_slot = resumes ? static_cast<int16_t>(slot) : kNoSlot;
-  item.dest_slot = static_cast<int16_t>(slot);
-  item.destination = Destination::kSlot;
-  item.segment_begin = static_cast<uint32_t>(segments_.size());
-  return item;
 }
 
 // Items of the run that complete all of their rows write the output themselves: nothing of these rows comes
 // later, in another slot or in another run.
 void PlanBuilder::write_outputs(uint32_t item_begin) {
-  const int32_t first_query = jobs_[static_cast<size_t>(first_job_)].query_begin;
   for (uint32_t index = item_begin; index < items_.size(); ++index) {
     WorkItem& item = items_[index];
-    const int32_t begin = first_query + item.row_begin / group_size_;
+    const int32_t begin = group_begin_ + item.row_begin / group_size_;
     const int32_t end = begin + item.num_rows / group_size_;
     bool complete = true;
     for (int32_t query = begin; query < end && complete; ++query) {
-      const auto mark = static_cast<size_t>(query);
-      complete = last_item_[mark] == index && runs_of_query_[mark] == 1 &&
-                 entry_head_[mark] == entry_tail_[mark];
+      const QueryState& state = query_state(query);
+      complete =
+          state.last_item == index && state.num_runs == 1 && state.entry_head == state.entry_tail;
     }
     if (!complete) continue;
     item.destination = Destination::kOutput;
-    std::fill(finished_.begin() + begin, finished_.begin() + end, uint8_t{1});
+    for (int32_t query = begin; query < end; ++query) query_state(query).finished = true;
   }
 }
 
-// Adds tiles [tile_begin, tile_end) of the element to the item, whose segments are the last there are.
-void PlanBuilder::append_segments(const Element& element, int32_t tile_begin, int32_t tile_end,
-                                  WorkItem* item) {
-  item->num_tiles += static_cast<uint32_t>(tile_end - tile_begin);
-  const int32_t page_size = forest_->page_size();
+// append_segments of an element of several segments.
+void PlanBuilder::append_chain(const Element& element, int32_t tile_begin, int32_t tile_end) {
   int32_t first_tile = 0;
   for (uint32_t i = 0; i < element.num_segments && first_tile < tile_end; ++i) {
     const Segment& whole = element_segments_[element.segment_begin + i];
     const int32_t tiles = (whole.num_tokens + kTileTokens - 1) / kTileTokens;
-    const int32_t begin = std::max(tile_begin - first_tile, 0) * kTileTokens;
-    const int32_t end = std::min((tile_end - first_tile) * kTileTokens, whole.num_tokens);
-    if (begin < end) {
-      const int32_t offset = whole.token_begin + begin;
-      const int64_t last_page = whole.page_offset + (whole.token_begin + end - 1) / page_size;
-      num_page_ids_ = std::max(num_page_ids_, last_page + 1);
-      segments_.push_back({whole.page_offset + offset / page_size, offset % page_size, end - begin,
-                           whole.logical_begin + begin, 0});
-    }
+    const int32_t begin = std::max(tile_begin - first_tile, 0);
+    const int32_t end = std::min(tile_end - first_tile, tiles);
+    if (begin < end) append_segment(whole, begin, end);
     first_tile += tiles;
   }
-  item->num_segments = static_cast<uint16_t>(segments_.size() - item->segment_begin);
 }
 
-void PlanBuilder::add_entry(int32_t query, int32_t run, int32_t slot) {
-  const auto index = static_cast<size_t>(query);
+void PlanBuilder::add_entry(QueryState* state, int32_t run, int32_t slot) {
   const auto entry = static_cast<int32_t>(entries_.size());
   entries_.push_back({run, slot, -1});
-  if (entry_head_[index] < 0)
-    entry_head_[index] = entry;
+  if (state->entry_head < 0)
+    state->entry_head = entry;
   else
-    entries_[static_cast<size_t>(entry_tail_[index])].next = entry;
-  entry_tail_[index] = entry;
+    entries_[static_cast<size_t>(state->entry_tail)].next = entry;
+  state->entry_tail = entry;
 }
 
 void PlanBuilder::emit_wide_phase(std::span<const Part> parts, int32_t run) {
   Phase phase{};
   phase.kind = PhaseKind::kWide;
-  phase.item_begin = static_cast<uint32_t>(items_.size());
+  phase.item_begin = items_.size();
   phase.num_items = static_cast<uint32_t>(parts.size());
   for (const Part& part : parts) {
     const Element& element = elements_[part.element];
     const int32_t slot = (element.query_begin - slot_base_query_) * group_size_;
     // Either another part ran in this run, then for all of this element's queries, or none did.
-    const bool resumes = emitted_run_[static_cast<size_t>(element.query_begin)] == run;
+    const bool resumes = query_state(element.query_begin).emitted_run == run;
     WorkItem item = make_item(element.query_begin, element.query_end, slot, resumes);
     append_segments(element, part.tile_begin, part.tile_end, &item);
     for (int32_t query = element.query_begin; query < element.query_end; ++query) {
-      const auto mark = static_cast<size_t>(query);
-      last_item_[mark] = static_cast<uint32_t>(items_.size());
+      QueryState& state = query_state(query);
+      state.last_item = items_.size();
       if (resumes) continue;
-      emitted_run_[mark] = run;
-      add_entry(query, run, (query - slot_base_query_) * group_size_);
+      state.emitted_run = run;
+      add_entry(&state, run, (query - slot_base_query_) * group_size_);
     }
     phase.stream_tiles[0] += (item.num_tiles + kWideTiles - 1) / kWideTiles * kWideTiles;
     items_.push_back(item);

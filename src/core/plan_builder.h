@@ -3,12 +3,14 @@
 // The planner decides, the builder lays out. Every vector is reused, so a warm builder does not allocate.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <vector>
 
 #include "capillary/plan.h"
 #include "core/cost_model.h"
+#include "core/pod_array.h"
 #include "shared/plan_layout.h"
 
 namespace capillary {
@@ -80,19 +82,39 @@ class PlanBuilder {
     int32_t tiles;
     int32_t block_end;  // first query past the block of rows that it belongs to
   };
+  // A query of the group in hand: one cache line, for all of it is looked at together. Runs and stamps only go
+  // up, so what an earlier run left does not disturb. A stamp is one stream of one phase.
+  struct alignas(64) QueryState {
+    int32_t last_run = -1;     // that touches it
+    int32_t num_runs = 0;      // that touch it
+    int32_t emitted_run = -1;  // last one whose main slot has a partial of it
+    int32_t stream_run = -1;   // last one whose streams have keys of it
+    int32_t main_stamp = -1;   // who has its main slot
+    int32_t held_stamp = -1;   // which stream has it last, and in which slot
+    int32_t held_slot = 0;
+    int32_t shared_part = -1;  // deepest part of more than 16 rows over it, in the run in hand
+    int32_t atom_end = 0;      // end of the outermost narrow part that begins at it
+    uint32_t last_item = 0;    // of the run in hand
+    int32_t entry_head = -1, entry_tail = -1;
+    bool finished = false;  // an item writes its output directly
+  };
   // A slot that holds a partial of all rows of one query.
   struct Entry {
     int32_t run;
     int32_t slot;
     int32_t next;  // entry of the same query, -1
   };
+  struct PlacedMerge {
+    int32_t job;   // of the group
+    int32_t home;  // the rank that has all partials, -1
+    Merge merge;   // its partials are in partials_scratch_
+  };
 
   void collect_elements(const QueryGroup& group);
   void collect_flat_elements(const QueryGroup& group);
-  bool append_to(Element* element, int32_t query_begin, int32_t query_end, int32_t tiles) const;
-  void add_element(int32_t query_begin, int32_t query_end, int32_t parent, int32_t tiles);
+  int32_t add_keys(const ForestNode& node, int32_t query_begin, int32_t query_end, int32_t above);
   void finish_elements(const QueryGroup& group);
-  void cut_into_runs();
+  void cut_into_runs(const QueryGroup& group);
   double run_limit(int32_t num_runs);
   template <class OnPart, class OnClose>
   int32_t fill_runs(double limit_us, int32_t num_runs, bool counts, const OnPart& on_part,
@@ -108,16 +130,47 @@ class PlanBuilder {
   void emit_streams(int32_t run);
   void place_stream_item(const StreamItem& item, int32_t tile_begin, int32_t tile_end,
                          int32_t stamp, int32_t first_stamp, int32_t run);
-  WorkItem make_item(int32_t query_begin, int32_t query_end, int32_t slot, bool resumes) const;
   void write_outputs(uint32_t item_begin);
-  void append_segments(const Element& element, int32_t tile_begin, int32_t tile_end,
-                       WorkItem* item);
-  void add_entry(int32_t query, int32_t run, int32_t slot);
+  void append_chain(const Element& element, int32_t tile_begin, int32_t tile_end);
+  void add_entry(QueryState* state, int32_t run, int32_t slot);
   void emit_merges(const QueryGroup& group);
-  void place_job_merges(int32_t job, std::span<const std::pair<int32_t, Merge>> merges);
+  void place_job_merges(int32_t job, std::span<const PlacedMerge> merges);
   bool same_entries(int32_t query_a, int32_t query_b) const;
   void schedule();
 
+  // An item without segments, for the partials that begin at `slot`.
+  WorkItem make_item(int32_t query_begin, int32_t query_end, int32_t slot, bool resumes) const {
+    WorkItem item{};
+    item.row_begin = static_cast<uint16_t>((query_begin - group_begin_) * group_size_);
+    item.num_rows = static_cast<uint16_t>((query_end - query_begin) * group_size_);
+    item.init_slot = resumes ? static_cast<int16_t>(slot) : kNoSlot;
+    item.dest_slot = static_cast<int16_t>(slot);
+    item.destination = Destination::kSlot;
+    item.segment_begin = segments_.size();
+    return item;
+  }
+  // Tiles [tile_begin, tile_end) of a segment that begins with a page.
+  void append_segment(const Segment& whole, int32_t tile_begin, int32_t tile_end) {
+    const int32_t begin = tile_begin * kTileTokens;
+    const int32_t end = std::min(tile_end * kTileTokens, whole.num_tokens);
+    const int32_t page = page_of(begin);
+    segments_.push_back({whole.page_offset + page, begin - page * page_size_, end - begin,
+                         whole.logical_begin + begin, 0});
+  }
+  // Adds tiles [tile_begin, tile_end) of the element to the item, whose segments are the last there are.
+  void append_segments(const Element& element, int32_t tile_begin, int32_t tile_end,
+                       WorkItem* item) {
+    item->num_tiles += static_cast<uint32_t>(tile_end - tile_begin);
+    if (element.num_segments == 1)
+      append_segment(element_segments_[element.segment_begin], tile_begin, tile_end);
+    else
+      append_chain(element, tile_begin, tile_end);
+    item->num_segments = static_cast<uint16_t>(segments_.size() - item->segment_begin);
+  }
+  int32_t page_of(int32_t token) const {
+    return page_shift_ >= 0 ? token >> page_shift_ : token / page_size_;
+  }
+  QueryState& query_state(int32_t query) { return queries_[static_cast<size_t>(query)]; }
   int32_t rows(const Element& element) const {
     return (element.query_end - element.query_begin) * group_size_;
   }
@@ -126,6 +179,8 @@ class PlanBuilder {
   int32_t group_size_;
   TileTable table_;
   const PrefixForest* forest_ = nullptr;
+  int32_t page_size_ = 1;
+  int32_t page_shift_ = 0;  // log2 of the page size, -1 if it is no power of two
   Mode mode_ = Mode::kAuto;
   int32_t cluster_size_ = 1;
   int32_t max_clusters_ = 1;
@@ -134,37 +189,26 @@ class PlanBuilder {
   TileTimes tile_times_{};
 
   // Of the group in hand.
-  std::vector<Element> elements_;
-  std::vector<Segment> element_segments_;
+  PodArray<Element> elements_;
+  PodArray<Segment> element_segments_;
   std::vector<int32_t> element_of_node_;
-  std::vector<int32_t>
-      first_node_at_;  // [num_requests + 1]: first node whose range begins there or later
+  size_t next_node_ = 0;  // first one that begins after all groups so far
   std::vector<int32_t> path_;
-  std::vector<Part> parts_;
+  PodArray<Part> parts_;
   std::vector<uint32_t> run_begin_;  // into parts_, one more than runs
   std::vector<double> run_us_;
   std::vector<int64_t> phase_stamps_;  // by phase_index: the last run that has the phase
   int64_t phase_stamp_ = 0;
   std::vector<Part> wide_parts_;
-  std::vector<int32_t> runs_of_query_;  // how many runs touch the query
-  std::vector<int32_t> last_run_;       // marks: last run that touched it
-  std::vector<int32_t> emitted_run_;    // marks: last run whose main slot has a partial of it
-  std::vector<int32_t> entry_head_, entry_tail_;
-  std::vector<uint32_t> last_item_;  // of the run in hand
-  std::vector<int32_t> stream_run_;  // marks: last run whose streams have keys of it
-  std::vector<int32_t>
-      shared_part_;                // deepest part of more than 16 rows over it, in the run in hand
-  std::vector<int32_t> atom_end_;  // end of the outermost narrow part that begins at it
-  // A stamp is one stream of one phase: who has the query's main slot, and which slot the stream uses for it.
-  std::vector<int32_t> main_stamp_, held_stamp_, held_slot_;
+  std::vector<QueryState> queries_;
   int32_t next_stamp_ = 0;
-  std::vector<Part> stream_parts_;
-  std::vector<StreamItem> stream_items_;
-  std::vector<uint8_t> finished_;  // an item writes the query's output directly
-  std::vector<Entry> entries_;
-  std::vector<std::pair<int32_t, Merge>> placed_merges_;  // (job of the group, merge)
+  PodArray<Part> stream_parts_;
+  PodArray<StreamItem> stream_items_;
+  PodArray<Entry> entries_;
+  std::vector<PlacedMerge> placed_merges_;
   std::vector<Partial> partials_scratch_;
-  int32_t first_job_ = 0;  // of the group, in jobs_
+  int32_t first_job_ = 0;    // of the group, in jobs_
+  int32_t group_begin_ = 0;  // its first query
   int32_t num_group_jobs_ = 0;
   int32_t slot_base_query_ = 0;  // query whose rows have slot 0 in the run in hand
   int32_t main_slots_ = 0;
@@ -177,8 +221,8 @@ class PlanBuilder {
   std::vector<RankWork> rank_works_;
   std::vector<RankStart> rank_starts_;
   std::vector<Phase> phases_;
-  std::vector<WorkItem> items_;
-  std::vector<Segment> segments_;
+  PodArray<WorkItem> items_;
+  PodArray<Segment> segments_;
   std::vector<Merge> merges_;
   std::vector<Partial> partials_;
   std::vector<Split> splits_;

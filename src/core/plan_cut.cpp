@@ -20,7 +20,7 @@ constexpr int kSearchSteps = 6;
 template <class OnPart, class OnClose>
 int32_t PlanBuilder::fill_runs(double limit_us, int32_t num_runs, bool counts,
                                const OnPart& on_part, const OnClose& on_close) {
-  const double phase_us = model_.profile().item_start_us;
+  const DeviceProfile& profile = model_.profile();
   double tiles_us = 0, busy_us = 0;
   bool has_work = false;
   int32_t run = 0;
@@ -37,12 +37,18 @@ int32_t PlanBuilder::fill_runs(double limit_us, int32_t num_runs, bool counts,
     const int32_t grain = element.wide ? kWideTiles : 1;
     for (int32_t tile = 0; tile < element.tiles;) {
       int64_t& stamp = phase_stamps_[phase_index(element)];
+      const double phase_us = element.wide ? profile.item_start_us : profile.stream_start_us;
       const double start_us = element.start_us + (stamp == phase_stamp_ ? 0 : phase_us);
       int32_t take = element.tiles - tile;
       if (counts || run + 1 < num_runs) {
-        const double room = std::min((limit_us - tiles_us) / element.tile_us,
-                                     (limit_us - busy_us - start_us) / element.compute_us);
-        if (take > room + kSnap * limit_us / element.tile_us) {
+        // Most elements fit whole, which is seen without a division.
+        const bool fits_whole = tiles_us + take * element.tile_us <= limit_us &&
+                                busy_us + start_us + take * element.compute_us <= limit_us;
+        const double room = fits_whole
+                                ? take
+                                : std::min((limit_us - tiles_us) / element.tile_us,
+                                           (limit_us - busy_us - start_us) / element.compute_us);
+        if (!fits_whole && take > room + kSnap * limit_us / element.tile_us) {
           const auto fits = static_cast<int32_t>(std::max(room, 0.0)) / grain * grain;
           if (fits == 0 && has_work) {
             close_run();
@@ -75,7 +81,8 @@ double PlanBuilder::run_limit(int32_t num_runs) {
     tiles_us += element.tiles * element.tile_us;
     busy_us += element.tiles * element.compute_us + element.start_us;
   }
-  const double phase_us = model_.profile().item_start_us;
+  const double phase_us =
+      std::min(model_.profile().item_start_us, model_.profile().stream_start_us);
   double low =
       std::max(tiles_us / num_runs, busy_us / num_runs + (elements_.empty() ? 0 : phase_us));
   const auto suffices = [&](double limit_us) {
@@ -98,7 +105,7 @@ double PlanBuilder::run_limit(int32_t num_runs) {
   return high;
 }
 
-void PlanBuilder::cut_into_runs() {
+void PlanBuilder::cut_into_runs(const QueryGroup& group) {
   const int32_t num_runs = num_group_jobs_ * cluster_size_;
   parts_.clear(), run_us_.clear();
   run_begin_.assign(1, 0);
@@ -110,20 +117,23 @@ void PlanBuilder::cut_into_runs() {
   phase_stamps_.assign(num_phases, -1);
   phase_stamp_ = 0;
   const double limit_us = num_runs == 1 ? 0 : run_limit(num_runs);
+  for (int32_t query = group.query_begin; query < group.query_end; ++query)
+    query_state(query).num_runs = num_runs == 1 ? 1 : 0;
   const auto add_part = [&](uint32_t index, int32_t tile_begin, int32_t tile_end) {
     parts_.push_back({index, tile_begin, tile_end});
     const auto run = static_cast<int32_t>(run_us_.size());
+    if (num_runs == 1) return;
     const Element& element = elements_[index];
     for (int32_t query = element.query_begin; query < element.query_end; ++query) {
       // Marks of an earlier group do not disturb: that had other queries.
-      const auto mark = static_cast<size_t>(query);
-      if (last_run_[mark] == run) continue;
-      last_run_[mark] = run;
-      runs_of_query_[mark] += 1;
+      QueryState& state = query_state(query);
+      if (state.last_run == run) continue;
+      state.last_run = run;
+      state.num_runs += 1;
     }
   };
   const auto close_run = [&](double us) {
-    run_begin_.push_back(static_cast<uint32_t>(parts_.size()));
+    run_begin_.push_back(parts_.size());
     run_us_.push_back(us);
   };
   fill_runs(limit_us, num_runs, false, add_part, close_run);

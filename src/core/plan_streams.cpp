@@ -15,10 +15,6 @@ namespace capillary {
 namespace {
 // A stream may be this much too long or too short, in shares of an even one, if that saves a cut in a block.
 constexpr double kStreamSlack = 0.1;
-
-size_t at(int32_t index) {
-  return static_cast<size_t>(index);
-}
 }  // namespace
 
 // The run's narrow parts as items, block by block in leaf order. A block is at most 16 rows whose wider
@@ -26,8 +22,10 @@ size_t at(int32_t index) {
 void PlanBuilder::collect_stream_items(std::span<const Part> parts, int32_t run) {
   stream_parts_.clear(), stream_items_.clear();
   const int32_t first = slot_base_query_, last = slot_base_query_ + main_slots_ / group_size_;
-  std::fill(shared_part_.begin() + first, shared_part_.begin() + last, -1);
-  for (int32_t query = first; query < last; ++query) atom_end_[at(query)] = query + 1;
+  for (int32_t query = first; query < last; ++query) {
+    query_state(query).shared_part = -1;
+    query_state(query).atom_end = query + 1;
+  }
   // Parts are in preorder, so the deepest comes last, and a narrow part comes before those below it.
   int32_t covered = first;
   bool any_narrow = false, any_blocks = false;
@@ -36,11 +34,11 @@ void PlanBuilder::collect_stream_items(std::span<const Part> parts, int32_t run)
     any_narrow |= !element.wide;
     any_blocks |= !element.wide && element.reads > 1;
     if (element.wide || element.reads > 1) {
-      std::fill(shared_part_.begin() + element.query_begin,
-                shared_part_.begin() + element.query_end, static_cast<int32_t>(part.element));
+      for (int32_t query = element.query_begin; query < element.query_end; ++query)
+        query_state(query).shared_part = static_cast<int32_t>(part.element);
     } else if (element.query_begin >= covered) {
       covered = element.query_end;
-      atom_end_[at(element.query_begin)] = covered;
+      query_state(element.query_begin).atom_end = covered;
     }
   }
   if (!any_narrow) return;
@@ -63,7 +61,7 @@ void PlanBuilder::collect_stream_items(std::span<const Part> parts, int32_t run)
   };
   for (int32_t begin = first; begin < last;) {
     int32_t end = begin + 1;
-    while (end < last && shared_part_[at(end)] == shared_part_[at(begin)]) ++end;
+    while (end < last && query_state(end).shared_part == query_state(begin).shared_part) ++end;
     const int32_t num_rows = (end - begin) * group_size_;
     const int32_t num_blocks = (num_rows + kMaxNarrowRows - 1) / kMaxNarrowRows;
     const int32_t even = (num_rows + num_blocks - 1) / num_blocks;
@@ -71,16 +69,17 @@ void PlanBuilder::collect_stream_items(std::span<const Part> parts, int32_t run)
       int32_t block_end = begin;
       while (block_end < end) {
         const int32_t so_far = (block_end - begin) * group_size_;
-        const int32_t more = (atom_end_[at(block_end)] - block_end) * group_size_;
+        const int32_t more = (query_state(block_end).atom_end - block_end) * group_size_;
         if (so_far > 0 && (so_far >= even || so_far + more > kMaxNarrowRows)) break;
-        block_end = atom_end_[at(block_end)];
+        block_end = query_state(block_end).atom_end;
       }
       add_block(begin, block_end);
       begin = block_end;
     }
   }
   for (const StreamItem& item : stream_items_)
-    std::fill(stream_run_.begin() + item.query_begin, stream_run_.begin() + item.query_end, run);
+    for (int32_t query = item.query_begin; query < item.query_end; ++query)
+      query_state(query).stream_run = run;
 }
 
 void PlanBuilder::add_stream_item(int32_t query_begin, int32_t query_end, int32_t block_end,
@@ -95,15 +94,14 @@ void PlanBuilder::add_stream_item(int32_t query_begin, int32_t query_end, int32_
       return;
     }
   }
-  stream_items_.push_back({query_begin, query_end, static_cast<uint32_t>(stream_parts_.size() - 1),
-                           1, tiles, block_end});
+  stream_items_.push_back({query_begin, query_end, stream_parts_.size() - 1, 1, tiles, block_end});
 }
 
 void PlanBuilder::emit_streams(int32_t run) {
   if (stream_items_.empty()) return;
   Phase phase{};
   phase.kind = PhaseKind::kNarrow;
-  phase.item_begin = static_cast<uint32_t>(items_.size());
+  phase.item_begin = items_.size();
   const double item_tiles = model_.stream_item_tiles();
   const auto cost = [&](int32_t tiles) { return tiles + item_tiles; };
   double left = 0;  // not yet given to a stream
@@ -123,11 +121,11 @@ void PlanBuilder::emit_streams(int32_t run) {
   const auto fits_in_slots = [&](const StreamItem& item, bool cuts_item) {
     int32_t queries = 0;
     for (int32_t query = item.query_begin; query < item.block_end; ++query) {
-      const bool taken = main_stamp_[at(query)] >= first_stamp;
+      const QueryState& state = query_state(query);
+      const bool taken = state.main_stamp >= first_stamp;
       const bool in_item = query < item.query_end;
       if (taken || (cuts_item && in_item)) ++queries;
-      if (cuts_item && in_item && taken && held_stamp_[at(query)] != first_stamp + stream)
-        ++queries;
+      if (cuts_item && in_item && taken && state.held_stamp != first_stamp + stream) ++queries;
     }
     return next_extra_slot_ + queries * group_size_ <= table_.num_slots;
   };
@@ -188,29 +186,30 @@ void PlanBuilder::place_stream_item(const StreamItem& stream_item, int32_t tile_
                                     int32_t tile_end, int32_t stamp, int32_t first_stamp,
                                     int32_t run) {
   const int32_t begin = stream_item.query_begin, end = stream_item.query_end;
+  QueryState* const states = &query_state(begin);
+  const int32_t num_queries = end - begin;
   // An item comes after those above it, so its stream has all of its queries or none.
   int32_t slot = (begin - slot_base_query_) * group_size_;
-  bool resumes = held_stamp_[at(begin)] == stamp;
+  bool resumes = states->held_stamp == stamp;
   if (resumes) {
-    slot = held_slot_[at(begin)];
+    slot = states->held_slot;
   } else {
     bool main_is_free = true;
-    for (int32_t query = begin; query < end; ++query)
-      main_is_free &= main_stamp_[at(query)] < first_stamp;
+    for (int32_t i = 0; i < num_queries; ++i) main_is_free &= states[i].main_stamp < first_stamp;
     if (main_is_free) {
-      resumes = emitted_run_[at(begin)] == run;
+      resumes = states->emitted_run == run;
     } else {
       slot = next_extra_slot_;
-      next_extra_slot_ += (end - begin) * group_size_;
+      next_extra_slot_ += num_queries * group_size_;
     }
-    for (int32_t query = begin; query < end; ++query) {
-      const int32_t own_slot = slot + (query - begin) * group_size_;
-      held_stamp_[at(query)] = stamp;
-      held_slot_[at(query)] = own_slot;
-      if (!resumes) add_entry(query, run, own_slot);
+    for (int32_t i = 0; i < num_queries; ++i) {
+      QueryState& state = states[i];
+      state.held_stamp = stamp;
+      state.held_slot = slot + i * group_size_;
+      if (!resumes) add_entry(&state, run, state.held_slot);
       if (!main_is_free) continue;
-      main_stamp_[at(query)] = stamp;
-      emitted_run_[at(query)] = run;
+      state.main_stamp = stamp;
+      state.emitted_run = run;
     }
   }
   WorkItem item = make_item(begin, end, slot, resumes);
@@ -223,8 +222,8 @@ void PlanBuilder::place_stream_item(const StreamItem& stream_item, int32_t tile_
       append_segments(elements_[part.element], part.tile_begin + from, part.tile_begin + to, &item);
     first += tiles;
   }
-  for (int32_t query = begin; query < end; ++query)
-    last_item_[at(query)] = static_cast<uint32_t>(items_.size());
+  const auto index = items_.size();
+  for (int32_t i = 0; i < num_queries; ++i) states[i].last_item = index;
   items_.push_back(item);
 }
 

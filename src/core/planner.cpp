@@ -11,6 +11,7 @@
 #include "capillary/plan.h"
 #include "core/grouping.h"
 #include "core/plan_builder.h"
+#include "core/plan_update.h"
 
 namespace capillary {
 
@@ -98,7 +99,7 @@ struct Planner::Impl {
   bool worth_trying(int index, int32_t num_pieces) const;
   bool is_better(const Grouping::Estimate& estimate) const;
   void build(const PrefixForest& forest);
-  void summarise(const PrefixForest& forest);
+  void summarise();
   void give_reason();
 
   ModelShape shape;
@@ -108,6 +109,7 @@ struct Planner::Impl {
   CostModel model;
   Grouping grouping;
   PlanBuilder builder;
+  PlanUpdater updater;
 
   std::vector<int32_t> piece_counts;
   std::vector<PlanCandidate> candidates;
@@ -118,6 +120,9 @@ struct Planner::Impl {
   std::vector<QueryGroup> best_groups;
   Plan plan;
   PlanSummary summary;
+  bool planned_anew = false;
+  double added_us = 0;        // by updates
+  bool is_summarised = true;  // a step is planned far more often than anybody asks how
 };
 
 bool Planner::Impl::may_use(int index) const {
@@ -194,9 +199,11 @@ bool Planner::Impl::try_pieces(Mode mode, int32_t num_pieces, bool keep_trees) {
     if (!may_use(index) || !worth_trying(index, num_pieces)) continue;
     const int32_t cluster_size = 1 << index;
     const double good_us = best_groups.empty() ? kNeverUs : best.predicted_us * (1 + kTie);
-    const Grouping::Estimate estimate =
-        grouping.evaluate(cluster_size, profile.max_clusters[static_cast<size_t>(index)], good_us);
-    const bool past_best = estimate.us > smaller_us * kPastBest && estimate.us > good_us;
+    // Past stop_us it neither is the best nor are larger clusters looked at.
+    const double stop_us = std::max(good_us, smaller_us * kPastBest);
+    const Grouping::Estimate estimate = grouping.evaluate(
+        cluster_size, profile.max_clusters[static_cast<size_t>(index)], good_us, stop_us);
+    const bool past_best = estimate.us > stop_us;
     smaller_us = std::min(smaller_us, estimate.us);
     const PlanCandidate candidate{mode, cluster_size, num_pieces, estimate.us};
     if (keep_trees)
@@ -235,7 +242,8 @@ void Planner::Impl::search(const PrefixForest& forest) {
     const double again_gbps = unique <= static_cast<double>(profile.l2_bytes)
                                   ? profile.l2_gbps_per_cta * profile.num_sms
                                   : profile.hbm_gbps;
-    const double flat_us = profile.launch_us + profile.job_start_us + profile.item_start_us +
+    const double flat_us = profile.launch_us + profile.job_start_us +
+                           std::min(profile.item_start_us, profile.stream_start_us) +
                            (unique / profile.hbm_gbps + again / again_gbps) / 1e3;
     if (flat_us >= best.predicted_us) return;
   }
@@ -250,7 +258,8 @@ void Planner::Impl::build(const PrefixForest& forest) {
   builder.assemble(profile_hash, best.predicted_us, &plan.words_);
 }
 
-void Planner::Impl::summarise(const PrefixForest& forest) {
+void Planner::Impl::summarise() {
+  is_summarised = true;
   std::sort(candidates.begin(), candidates.end(),
             [&](const PlanCandidate& a, const PlanCandidate& b) {
               const auto key = [&](const PlanCandidate& c) {
@@ -261,23 +270,31 @@ void Planner::Impl::summarise(const PrefixForest& forest) {
               return key(a) < key(b);
             });
   summary.mode = best.mode;
-  summary.num_requests = forest.num_requests();
-  summary.num_nodes = static_cast<int32_t>(forest.nodes().size());
+  const PlanHeader& header = PlanView(plan.data()).header();
+  const int64_t unique_tokens = header.unique_tokens, flat_tokens = header.flat_tokens;
+  summary.fallback = flat_tokens == unique_tokens  ? Fallback::kNothingShared
+                     : options.mode != Mode::kAuto ? Fallback::kAsked
+                     : best.mode == Mode::kFlat    ? Fallback::kNotWorthIt
+                                                   : Fallback::kNone;
+  summary.num_groups = static_cast<int32_t>(best_groups.size());
   summary.num_jobs = static_cast<int32_t>(builder.job_costs().size());
   summary.cluster_size = best.cluster_size;
   summary.num_clusters = builder.num_clusters();
+  summary.resident_clusters =
+      profile.max_clusters[static_cast<size_t>(cluster_size_index(best.cluster_size))];
   const int64_t heads = shape.num_kv_heads;
   const int64_t token_bytes = dtype_bytes(shape.dtype) * (shape.head_dim + shape.v_dim());
-  summary.unique_bytes = forest.unique_tokens() * token_bytes * heads;
-  summary.flat_bytes = forest.flat_tokens() * token_bytes * heads;
-  summary.planned_bytes = builder.planned_tiles() * model.tile_bytes() * heads;
+  summary.unique_bytes = unique_tokens * token_bytes * heads;
+  summary.flat_bytes = flat_tokens * token_bytes * heads;
+  summary.planned_bytes =
+      (builder.planned_tiles() + updater.added_tiles()) * model.tile_bytes() * heads;
   summary.exchange_bytes = builder.exchange_rows() * model.partial_bytes() * heads;
   summary.split_bytes = builder.split_rows() * model.partial_bytes() * heads;
-  const double flops = 2.0 * static_cast<double>(forest.flat_tokens()) * shape.num_q_heads *
-                       (shape.head_dim + shape.v_dim());
+  const double flops =
+      2.0 * static_cast<double>(flat_tokens) * shape.num_q_heads * (shape.head_dim + shape.v_dim());
   summary.hbm_us = static_cast<double>(summary.unique_bytes) / (profile.hbm_gbps * 1e3);
   summary.compute_us = flops / (profile.matrix_tflops * 1e6);
-  summary.floor_us = model.floor_us(forest.unique_tokens(), forest.flat_tokens());
+  summary.floor_us = model.floor_us(unique_tokens, flat_tokens);
   const int active = best.cluster_size * std::max(summary.num_clusters, 1);
   const int64_t reread = std::max<int64_t>(summary.planned_bytes - summary.unique_bytes, 0);
   summary.l2_us = static_cast<double>(reread) / (profile.l2_gbps_per_cta * 1e3 * active);
@@ -285,8 +302,12 @@ void Planner::Impl::summarise(const PrefixForest& forest) {
   for (const PlanBuilder::JobCost& job : builder.job_costs())
     summary.exchange_us = std::max(
         summary.exchange_us, model.exchange_us(job.rows, job.partial_rows, best.cluster_size));
-  summary.fixed_us = profile.launch_us;
-  summary.predicted_us = best.predicted_us;
+  const int64_t entries = static_cast<int64_t>(summary.num_jobs) * heads;
+  const int64_t rounds =
+      summary.num_clusters > 0 ? (entries + summary.num_clusters - 1) / summary.num_clusters : 0;
+  summary.launch_us = profile.launch_us;
+  summary.job_start_us = static_cast<double>(rounds) * profile.job_start_us;
+  summary.predicted_us = best.predicted_us + added_us;
   summary.candidates = candidates;
   give_reason();
 }
@@ -339,11 +360,35 @@ const Plan& Planner::plan(const PrefixForest& forest) {
   if (self.options.cluster_size != 0) self.best.cluster_size = self.options.cluster_size;
   if (forest.num_requests() > 0) self.search(forest);
   self.build(forest);
-  self.summarise(forest);
+  self.summary.num_requests = forest.num_requests();
+  self.summary.num_nodes = static_cast<int32_t>(forest.nodes().size());
+  self.is_summarised = false;
+  self.planned_anew = true;
+  self.added_us = 0;
+  self.updater.planned(forest);
   return self.plan;
 }
 
+const Plan& Planner::update(const PrefixForest& forest) {
+  Impl& self = *impl_;
+  if (!self.updater.update(forest, &self.plan.words_)) return plan(forest);
+  // What was added comes from HBM, whatever else the step does.
+  const int64_t bytes =
+      self.updater.added_tiles() * self.model.tile_bytes() * self.shape.num_kv_heads;
+  self.added_us = static_cast<double>(bytes) / (self.profile.hbm_gbps * 1e3);
+  reinterpret_cast<PlanHeader*>(self.plan.words_.data())->predicted_us =
+      static_cast<float>(self.best.predicted_us + self.added_us);
+  self.is_summarised = false;
+  self.planned_anew = false;
+  return self.plan;
+}
+
+bool Planner::planned_anew() const {
+  return impl_->planned_anew;
+}
+
 const PlanSummary& Planner::summary() const {
+  if (!impl_->is_summarised) impl_->summarise();
   return impl_->summary;
 }
 const ModelShape& Planner::shape() const {

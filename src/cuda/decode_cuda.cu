@@ -62,33 +62,32 @@ EncodeTiled encoder() {
   return function;
 }
 
-struct Box {
-  uint32_t dims;  // of a row
-  uint32_t tokens;
+// One tensor map: extents and box innermost first, strides in bytes of all axes but the innermost.
+struct MapShape {
+  cuuint32_t rank;
+  cuuint64_t extents[5];
+  cuuint64_t strides[4];
+  cuuint32_t box[5];
   bool swizzled;
 };
 
-// [page][kv head][token][dim], innermost last; the cache's own strides, so any layout is read in place.
-void encode_map(CUtensorMap* map, const char* argument, const TensorView& cache, const Box& box) {
-  const cuuint64_t extents[4] = {
-      static_cast<cuuint64_t>(cache.shape[3]), static_cast<cuuint64_t>(cache.shape[1]),
-      static_cast<cuuint64_t>(cache.shape[2]), static_cast<cuuint64_t>(cache.shape[0])};
-  const auto bytes = [&](int axis) {
-    // A stride along an axis of one element is never followed, but the encoder wants it plausible.
-    const int64_t stride = cache.shape[static_cast<size_t>(axis)] == 1
-                               ? std::max<int64_t>(cache.strides[static_cast<size_t>(axis)], 8)
-                               : cache.strides[static_cast<size_t>(axis)];
-    return static_cast<cuuint64_t>(stride * 2);
-  };
-  const cuuint64_t strides[3] = {bytes(1), bytes(2), bytes(0)};
-  const cuuint32_t shape[4] = {box.dims, box.tokens, 1, 1};
-  const cuuint32_t steps[4] = {1, 1, 1, 1};
+cuuint64_t stride_bytes(const TensorView& cache, size_t axis) {
+  // A stride along an axis of one element is never followed, but the encoder wants it plausible.
+  const int64_t stride =
+      cache.shape[axis] == 1 ? std::max<int64_t>(cache.strides[axis], 8) : cache.strides[axis];
+  return static_cast<cuuint64_t>(stride * 2);
+}
+
+void encode_map(CUtensorMap* map, const char* argument, const TensorView& cache,
+                const MapShape& shape) {
+  const cuuint32_t steps[5] = {1, 1, 1, 1, 1};
   const CUresult result =
       encoder()(map,
                 cache.dtype == DType::kFloat16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
                                                : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-                4, cache.data, extents, strides, shape, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                box.swizzled ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
+                shape.rank, cache.data, shape.extents, shape.strides, shape.box, steps,
+                CU_TENSOR_MAP_INTERLEAVE_NONE,
+                shape.swizzled ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
                 CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result == CUDA_SUCCESS) return;
   std::string text = "[";
@@ -101,6 +100,41 @@ void encode_map(CUtensorMap* map, const char* argument, const TensorView& cache,
                                          std::to_string(static_cast<int>(result)) + ")",
                                      "have strides that are multiples of 8 elements and below 2^39",
                                      "lay the cache out with padded strides"));
+}
+
+// [page][kv head][token][dim], innermost last; the cache's own strides, so any layout is read in place.
+MapShape rows_map(const TensorView& cache, uint32_t box_dims, uint32_t box_tokens, bool swizzled) {
+  return {
+      .rank = 4,
+      .extents = {static_cast<cuuint64_t>(cache.shape[3]), static_cast<cuuint64_t>(cache.shape[1]),
+                  static_cast<cuuint64_t>(cache.shape[2]), static_cast<cuuint64_t>(cache.shape[0])},
+      .strides = {stride_bytes(cache, 1), stride_bytes(cache, 2), stride_bytes(cache, 0)},
+      .box = {box_dims, box_tokens, 1, 1},
+      .swizzled = swizzled};
+}
+
+// Heads' rows from one page to the next, if a page and a head make one axis and tiles are whole boxes; else 0.
+uint32_t page_rows(const TensorView& cache, uint32_t page_size) {
+  if (page_size % kTileTokens != 0 || cache.shape[3] % 64 != 0) return 0;
+  const int64_t head = cache.shape[2] == 1 ? 8 : cache.strides[2];
+  const int64_t page = cache.shape[0] == 1 ? head : cache.strides[0];
+  if (head <= 0 || page % head != 0) return 0;
+  const int64_t rows = page / head;
+  const bool fits = rows > 0 && (cache.shape[0] - 1) * rows + cache.shape[2] <= INT32_MAX;
+  return fits ? static_cast<uint32_t>(rows) : 0;
+}
+
+// A whole tile a box: [page and head][eight tokens][half][token][dim].
+MapShape tiles_map(const TensorView& cache, uint32_t page_rows) {
+  const cuuint64_t token = stride_bytes(cache, 1);
+  const auto halves = static_cast<cuuint32_t>(cache.shape[3] / 64);
+  return {.rank = 5,
+          .extents = {64, 8, halves, static_cast<cuuint64_t>(cache.shape[1] / 8),
+                      static_cast<cuuint64_t>((cache.shape[0] - 1) * page_rows + cache.shape[2])},
+          .strides = {token, 128, 8 * token,
+                      cache.shape[2] == 1 ? cuuint64_t{16} : stride_bytes(cache, 2)},
+          .box = {64, 8, halves, 2, 1},
+          .swizzled = true};
 }
 
 void check_alignment(const char* argument, const TensorView& tensor) {
@@ -145,7 +179,7 @@ KernelArgs make_args(const PlanHeader& header, const void* g_plan, const DecodeT
   const auto page_size = static_cast<uint32_t>(header.page_size);
   args.page_size = FastDiv(page_size);
   const uint32_t piece = std::min<uint32_t>(page_size & (~page_size + 1), kTileTokens);
-  args.wide_piece = FastDiv(piece);
+  args.wide_piece = FastDiv(std::min(piece, 8u));
   const bool contiguous =
       header.page_size == 1 || (k.strides[1] == header.head_dim && v.strides[1] == header.head_dim);
   args.narrow_piece_tokens = contiguous ? piece : 1;
@@ -153,13 +187,16 @@ KernelArgs make_args(const PlanHeader& header, const void* g_plan, const DecodeT
 #ifdef CAPILLARY_TRACE
   args.trace = trace_buffer;
 #endif
-  const Box wide{64, piece, true};
-  encode_map(&args.wide_map[0], "k_cache", k, wide);
-  encode_map(&args.wide_map[1], "v_cache", v, wide);
-  if (args.narrow_copy == NarrowCopy::kTensor) {
-    const Box narrow{static_cast<uint32_t>(header.head_dim), kTileTokens, false};
-    encode_map(&args.narrow_map[0], "k_cache", k, narrow);
-    encode_map(&args.narrow_map[1], "v_cache", v, narrow);
+  for (const int i : {0, 1}) {
+    const TensorView& cache = i == 0 ? k : v;
+    const char* argument = i == 0 ? "k_cache" : "v_cache";
+    args.wide_page_rows[i] = page_rows(cache, page_size);
+    encode_map(&args.wide_map[i], argument, cache,
+               args.wide_page_rows[i] != 0 ? tiles_map(cache, args.wide_page_rows[i])
+                                           : rows_map(cache, 64, args.wide_piece.divisor, true));
+    if (args.narrow_copy == NarrowCopy::kTensor)
+      encode_map(&args.narrow_map[i], argument, cache,
+                 rows_map(cache, static_cast<uint32_t>(header.head_dim), kTileTokens, false));
   }
   return args;
 }
@@ -222,7 +259,15 @@ void decode(PlanBuffer& plan, const DecodeTensors& tensors, void* workspace,
   auto cuda_stream = static_cast<cudaStream_t>(stream);
   cudaStreamCaptureStatus capture{};
   CAPILLARY_CUDA(cudaStreamIsCapturing(cuda_stream, &capture));
-  if (capture == cudaStreamCaptureStatusActive) self.captured = true;
+  if (capture == cudaStreamCaptureStatusActive) {
+    const int64_t reach = page_id_reach(tensors.page_ids);
+    if (!self.captured) self.captured = CapturedLaunch{header, reach, workspace_bytes};
+    // Later plans have to fit all captured launches.
+    int32_t& most_queries = self.captured->header.num_queries;
+    most_queries = std::min(most_queries, header.num_queries);
+    self.captured->num_page_ids = std::min(self.captured->num_page_ids, reach);
+    self.captured->workspace_bytes = std::min(self.captured->workspace_bytes, workspace_bytes);
+  }
   if (header.num_clusters == 0) return;  // an empty batch: nothing to write
   KernelArgs args = make_args(header, self.g_plan, tensors, workspace, options);
   launch(instance, header, &args, options.dependent_launch, cuda_stream);

@@ -78,11 +78,19 @@ DeviceInfo device_info(int device) {
   info.compute_major = properties.major;
   info.compute_minor = properties.minor;
   info.num_sms = properties.multiProcessorCount;
+  int clock_khz = 0;
+  CAPILLARY_CUDA(cudaDeviceGetAttribute(&clock_khz, cudaDevAttrClockRate, device));
+  info.clock_mhz = clock_khz / 1000;
   info.l2_bytes = properties.l2CacheSize;
   info.memory_bytes = static_cast<int64_t>(properties.totalGlobalMem);
   CAPILLARY_CUDA(cudaDriverGetVersion(&info.driver_version));
   CAPILLARY_CUDA(cudaRuntimeGetVersion(&info.runtime_version));
   return info;
+}
+
+CardIdentity card_identity(int device) {
+  const DeviceInfo info = device_info(device);
+  return {info.name, info.num_sms, info.clock_mhz};
 }
 
 void require_supported(int device) {
@@ -172,11 +180,11 @@ std::array<int32_t, kNumClusterSizes> max_clusters(int device, DType dtype, int 
 }
 
 DeviceProfile profile_for_device(int device, DType dtype, int head_dim, const DeviceProfile& base) {
+  const CardIdentity card = card_identity(device);
+  require_profile_fits(base, card);
   DeviceProfile profile = base;
   profile.max_clusters = max_clusters(device, dtype, head_dim);
-  int sms = 0;
-  CAPILLARY_CUDA(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device));
-  profile.num_sms = sms;
+  profile.num_sms = card.num_sms;
   return profile;
 }
 

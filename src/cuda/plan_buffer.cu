@@ -59,15 +59,7 @@ void PlanBuffer::upload(const Plan& plan, void* stream) {
         "have at most " + std::to_string(self.capacity_bytes) + " (the buffer's capacity)",
         "make a larger PlanBuffer"));
   const PlanHeader& header = PlanView(plan.data()).header();
-  if (self.captured && (header.cluster_size != self.header.cluster_size ||
-                        header.num_clusters != self.header.num_clusters))
-    throw InvalidArgument(
-        five_parts("PlanBuffer::upload", "plan",
-                   "wants " + std::to_string(header.num_clusters) + " clusters of " +
-                       std::to_string(header.cluster_size),
-                   "keep the captured " + std::to_string(self.header.num_clusters) +
-                       " clusters of " + std::to_string(self.header.cluster_size),
-                   "plan with PlanOptions::fixed_grid and the captured cluster_size"));
+  if (self.captured) check_replay(header, *self.captured);
   const DeviceGuard guard(self.device);
   Impl::Staging& staging = self.ring[self.next];
   self.next = (self.next + 1) % self.ring.size();

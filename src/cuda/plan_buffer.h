@@ -4,8 +4,10 @@
 #include <cuda_runtime_api.h>
 
 #include <array>
+#include <optional>
 
 #include "capillary/cuda.h"
+#include "core/captured_launch.h"
 #include "shared/plan_layout.h"
 
 namespace capillary::cuda {
@@ -30,7 +32,7 @@ struct PlanBuffer::Impl {
   size_t next = 0;
   PlanHeader header{};  // of the last upload: what decode checks and sizes the grid by
   bool uploaded = false;
-  bool captured = false;
+  std::optional<CapturedLaunch> captured;  // the first launch of this buffer in a graph
 };
 
 }  // namespace capillary::cuda

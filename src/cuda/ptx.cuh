@@ -102,6 +102,22 @@ __device__ __forceinline__ void cp_async_bulk_tensor_4d(void* s_destination, con
       "l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(smem_address(s_barrier))
       : "memory");
 }
+__device__ __forceinline__ void cp_async_bulk_tensor_5d(void* s_destination, const CUtensorMap* map,
+                                                        int32_t x, int32_t y, int32_t z, int32_t w,
+                                                        int32_t v, uint64_t* s_barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, "
+      "{%2, %3, %4, %5, %6}], [%7];" ::"r"(smem_address(s_destination)),
+      "l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(v), "r"(smem_address(s_barrier))
+      : "memory");
+}
+// True in one lane of a whole warp. The compiler knows that it is one: what that lane issues needs no loop over lanes.
+__device__ __forceinline__ bool elect_one() {
+  uint32_t elected;
+  asm volatile("{\n\t.reg .pred p;\n\telect.sync _|p, 0xffffffff;\n\tselp.u32 %0, 1, 0, p;\n\t}"
+               : "=r"(elected));
+  return elected != 0;
+}
 // threadIdx.x that the compiler keeps instead of reading it again wherever it is needed.
 __device__ __forceinline__ uint32_t thread_index() {
   uint32_t index;

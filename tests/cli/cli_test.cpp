@@ -7,8 +7,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <set>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "capillary/device_profile.h"
@@ -16,7 +22,7 @@
 #include "cli/expect_error.h"
 #include "cli/process.h"
 #include "nlohmann/json.hpp"
-#include "workload/profile_json.h"
+#include "profile/profile_json.h"
 
 namespace capillary::test {
 namespace {
@@ -48,7 +54,8 @@ class Cli : public ::testing::Test {
 TEST_F(Cli, HelpAndVersion) {
   const Outcome help = work_.run({"--help"});
   EXPECT_EQ(help.exit_code, 0);
-  for (const char* verb : {"info", "plan", "run", "check", "bench", "replay", "generate"}) {
+  for (const char* verb :
+       {"info", "plan", "run", "check", "bench", "replay", "generate", "calibrate"}) {
     EXPECT_THAT(help.out, HasSubstr(std::string("\n  ") + verb));
     const Outcome verb_help = work_.run({verb, "--help"});
     EXPECT_EQ(verb_help.exit_code, 0) << verb;
@@ -180,6 +187,11 @@ TEST_F(Cli, UnsupportedIsFour) {
                    "--device is cuda, which this build does not have; must be cpu or auto");
     }
     expect_error(work_.run({"check", "--device", "cuda"}), 4, "check", "--device is cuda");
+    expect_error(
+        work_.run({"calibrate", "--out", "card.json"}), 4, "calibrate",
+        "this build has no CUDA backend, and only a card can be calibrated; must be a build "
+        "with CUDA on a machine with an NVIDIA Hopper card");
+    EXPECT_FALSE(work_.has("card.json"));
   }
 }
 
@@ -187,7 +199,8 @@ TEST_F(Cli, Info) {
   const Outcome text = work_.run({"info"});
   EXPECT_EQ(text.exit_code, 0);
   EXPECT_THAT(text.out, AllOf(HasSubstr("capillary  " CAPILLARY_VERSION_STRING),
-                              HasSubstr("device     cpu: "), HasSubstr("profile    h200")));
+                              HasSubstr("device     cpu: "), HasSubstr("profile    h200"),
+                              HasSubstr("profile    from: built in\n")));
   const json object = json::parse(work_.run({"info", "--json"}).out);
   // The kernels are listed exactly where they are built in.
   const json& kernels = object["supports"]["on CUDA"];
@@ -218,8 +231,13 @@ TEST_F(Cli, ProfilesFromOptionAndEnvironment) {
   EXPECT_EQ(fast["profile"], "h200");
   EXPECT_GT(with_profile("slow.json")["summary"]["predicted_us"].get<double>(),
             3 * fast["summary"]["predicted_us"].get<double>());
+  EXPECT_EQ(json::parse(work_.run({"info", "--json", "--profile", "-"}, profile_to_json(slow))
+                            .out)["profile"]["name"],
+            "slow-card");
   work_.environment["CAPILLARY_PROFILE"] = "slow.json";
   EXPECT_EQ(json::parse(work_.run(plan).out)["profile"], "slow-card");
+  EXPECT_THAT(work_.run({"info"}).out,
+              HasSubstr("profile    from: slow.json (CAPILLARY_PROFILE)\n"));
   EXPECT_EQ(with_profile("builtin.json")["profile"], "h200");
   EXPECT_EQ(with_profile("builtin.json")["plan"]["content_hash"], fast["plan"]["content_hash"]);
 
@@ -397,6 +415,105 @@ TEST_F(Cli, BenchWritesLinesAndTable) {
   const Outcome lines = work_.run({"bench", "--file", "two.json", "--workload", "fl*", "--repeat",
                                    "1", "--modes", "flat,auto", "--json", "--device", "cpu"});
   EXPECT_EQ(json_lines(lines.out).size(), 2u);
+}
+
+TEST_F(Cli, BenchAblate) {
+  work_.put("two.json", kTwoWorkloads);
+  const Outcome outcome =
+      work_.run({"bench", "--ablate", "--file", "two.json", "--repeat", "2", "--device", "cpu",
+                 "--out", "a.jsonl", "--plot", "a.svg", "--report", "a.md"});
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out,
+              AllOf(StartsWith("workload"), HasSubstr("regret, auto / the best forced: geomean"),
+                    HasSubstr("over 3 rows")));
+  const std::vector<json> records = json_lines(work_.get("a.jsonl"));
+  ASSERT_EQ(records.size(), 3u * 8);
+  std::map<std::string, double> times;
+  for (const json& record : records) {
+    const std::string row =
+        record["workload"].get<std::string>() + record["heads"].get<std::string>();
+    const double us = record["time_us_eager"];
+    EXPECT_GT(us, 0);
+    EXPECT_EQ(record["passed"], true);
+    EXPECT_TRUE(record["time_us_graph_warm"].is_null());
+    const std::string arm = record["arm"];
+    if (arm.starts_with("dsm-")) {
+      EXPECT_EQ(arm, "dsm-" + std::to_string(record["cluster_size"].get<int>()));
+      EXPECT_EQ(record["forced_cluster_size"], record["cluster_size"]);
+    }
+    // A plan that does the same as an earlier one has its measurement.
+    times[row + arm] = us;
+    EXPECT_EQ(us, times.at(row + record["measured_as"].get<std::string>()));
+  }
+  // Three requests that share nothing: shared-l2 and clusters of one do what flat does.
+  EXPECT_EQ(records[2 * 8 + 1]["arm"], "shared-l2");
+  EXPECT_EQ(records[2 * 8 + 1]["partial_traffic"], 0);
+  EXPECT_THAT(work_.get("a.md"), StartsWith("# Ablation"));
+  EXPECT_THAT(work_.get("a.svg"), AllOf(StartsWith("<svg xmlns"), HasSubstr("</svg>")));
+  EXPECT_THAT(work_.names(), ElementsAre("a.jsonl", "a.md", "a.svg", "two.json"));
+
+  // The record alone tells the same.
+  const Outcome again =
+      work_.run({"bench", "--ablate", "--from", "a.jsonl", "--report", "b.md", "--plot", "b.svg"});
+  EXPECT_EQ(again.exit_code, 0) << again.err;
+  EXPECT_EQ(again.out, outcome.out);
+  EXPECT_EQ(work_.get("b.md"), work_.get("a.md"));
+  EXPECT_EQ(work_.get("b.svg"), work_.get("a.svg"));
+  const std::string lines = work_.get("a.jsonl");
+  work_.put("torn.jsonl", lines.substr(0, lines.size() - 40));
+  expect_error(work_.run({"bench", "--ablate", "--from", "torn.jsonl"}), 3, "bench",
+               "--from torn.jsonl, line 24");
+  work_.put("late.jsonl", lines.substr(lines.find('\n') + 1));
+  expect_error(work_.run({"bench", "--ablate", "--from", "late.jsonl"}), 3, "bench",
+               "is of arm \"shared-l2\" where flat comes next");
+  expect_error(work_.run({"bench", "--ablate", "--from", "a.jsonl", "--tree", "1x4"}), 2, "bench",
+               "--from");
+
+  expect_error(work_.run({"bench", "--ablate", "--tree", "1x4", "--modes", "auto"}), 2, "bench",
+               "--ablate");
+  expect_error(work_.run({"bench", "--ablate", "--tree", "1x4", "--cluster-size", "2"}), 2, "bench",
+               "--ablate");
+  expect_error(work_.run({"bench", "--tree", "1x4", "--report", "x.md"}), 2, "bench", "--ablate");
+  expect_error(work_.run({"bench", "--ablate", "--file", "absent", "--plot", "no/such/x"}), 3,
+               "bench", "--plot 'no/such/x' cannot be created");
+}
+
+// What docs show of the ablations is what their records say.
+TEST_F(Cli, AblationDocsFollowTheRecords) {
+  const std::filesystem::path root = CAPILLARY_SOURCE_DIR;
+  int compared = 0;
+  for (const auto& [record, page] : {std::pair("ablation-h200.jsonl", "ablation.md"),
+                                     std::pair("held-out-h200.jsonl", "ablation-held-out.md")}) {
+    const std::filesystem::path path = root / "bench/results" / record;
+    if (!std::filesystem::exists(path)) continue;
+    const Outcome told = work_.run({"bench", "--ablate", "--from", path.string(), "--report", "-"});
+    EXPECT_EQ(told.exit_code, 0) << told.err;
+    std::ifstream file(root / "docs" / page);
+    EXPECT_EQ(told.out, std::string(std::istreambuf_iterator<char>(file), {})) << page;
+    ++compared;
+  }
+  if (compared == 0) GTEST_SKIP() << "no record of an ablation in bench/results";
+}
+
+TEST_F(Cli, BenchSamplesHeldOutForests) {
+  const Outcome made =
+      work_.run({"generate", "forests", "--forests", "9", "--out", "forests.json"});
+  EXPECT_EQ(made.exit_code, 0) << made.err;
+  EXPECT_EQ(json::parse(work_.get("forests.json"))["workloads"].size(), 9u);
+  work_.put("two.json", kTwoWorkloads);
+  const auto sample = [&](const char* seed) {
+    const Outcome outcome =
+        work_.run({"bench", "--file", "two.json", "--sample", "1", "--seed", seed, "--modes",
+                   "auto", "--repeat", "1", "--json", "--device", "cpu"});
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+    EXPECT_EQ(json_lines(outcome.out).size(), 1u);
+    return json_lines(outcome.out).at(0)["workload"].get<std::string>() +
+           json_lines(outcome.out).at(0)["heads"].get<std::string>();
+  };
+  std::set<std::string> seen;
+  for (const char* seed : {"1", "2", "3", "4", "5", "6", "7", "8"}) seen.insert(sample(seed));
+  EXPECT_EQ(seen.size(), 3u);
+  EXPECT_EQ(sample("1"), sample("1"));
 }
 
 TEST_F(Cli, InterruptedBenchKeepsWhatItMeasured) {

@@ -86,8 +86,11 @@ Workplace::Running Workplace::start(const std::vector<std::string>& arguments,
   for (char** variable = environ; *variable != nullptr; ++variable) {
     const std::string text = *variable;
     const std::string name = text.substr(0, text.find('='));
-    if (name != "CAPILLARY_PROFILE" && environment.count(name) == 0) variables.push_back(text);
+    const bool own = name == "CAPILLARY_PROFILE" || name == "XDG_CACHE_HOME";
+    if (!own && environment.count(name) == 0) variables.push_back(text);
   }
+  if (environment.count("XDG_CACHE_HOME") == 0)
+    variables.push_back("XDG_CACHE_HOME=" + (logs_ / "cache").string());
   for (const auto& [name, value] : environment) variables.push_back(name + "=" + value);
   std::vector<char*> envp;
   for (std::string& variable : variables) envp.push_back(variable.data());

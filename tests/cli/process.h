@@ -31,7 +31,7 @@ class Workplace {
   // Names in the folder, sorted: shows what was left behind.
   std::vector<std::string> names() const;
 
-  // Environment of the commands below, over the test's own. CAPILLARY_PROFILE starts unset.
+  // Environment of the commands below, over the test's own. CAPILLARY_PROFILE starts unset, the cache empty.
   std::map<std::string, std::string> environment;
   // Where standard output goes instead of into the outcome.
   std::string stdout_path;

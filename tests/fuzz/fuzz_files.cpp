@@ -11,7 +11,7 @@
 #include <string_view>
 
 #include "capillary/error.h"
-#include "workload/profile_json.h"
+#include "profile/profile_json.h"
 #include "workload/trace.h"
 #include "workload/workload.h"
 

@@ -15,7 +15,7 @@
 
 #include "cli/common.h"
 #include "cli/device.h"
-#include "workload/profile_json.h"
+#include "profile/profile_json.h"
 
 namespace capillary::cli {
 namespace {
@@ -148,6 +148,7 @@ TEST(LoadProfile, OptionThenEnvironmentThenBuiltIn) {
   profile.name = "environment";
   put(folder / "environment.json", profile_to_json(profile));
   ::unsetenv("CAPILLARY_PROFILE");
+  ::setenv("XDG_CACHE_HOME", (folder / "cache").c_str(), 1);
   EXPECT_EQ(load_profile("plan", "").name, "h200");
   ::setenv("CAPILLARY_PROFILE", (folder / "environment.json").c_str(), 1);
   EXPECT_EQ(load_profile("plan", "").name, "environment");
@@ -157,6 +158,14 @@ TEST(LoadProfile, OptionThenEnvironmentThenBuiltIn) {
   ::setenv("CAPILLARY_PROFILE", "", 1);
   EXPECT_EQ(load_profile("plan", "").name, "h200");
   ::unsetenv("CAPILLARY_PROFILE");
+  // A cached profile counts where its card is in this machine, and nowhere else.
+  const CardIdentity here = card_here();
+  fs::create_directories(profile_cache_folder());
+  profile.name = "cached";
+  profile.card = here.name.empty() ? CardIdentity{"NVIDIA H200", 132, 1980} : here;
+  put(profile_cache_path(profile.card), profile_to_json(profile));
+  EXPECT_EQ(load_profile("plan", "").name, here.name.empty() ? "h200" : "cached");
+  ::unsetenv("XDG_CACHE_HOME");
 }
 
 TEST(ExitCodes, FollowTheErrorsKind) {

@@ -191,6 +191,27 @@ TEST(PlanReport, LosersAreReallyWorse) {
   }
 }
 
+TEST(PlanJson, Explains) {
+  for (const Step& step : all_kinds_of_steps()) {
+    SCOPED_TRACE(step.name);
+    const PlanReport report = make_plan_report(step, {}, builtin_h200());
+    EXPECT_EQ(report.summary.num_groups, report.digest.num_groups);
+    const json summary = json::parse(plan_json(report))["summary"];
+    EXPECT_EQ(summary["num_groups"], report.digest.num_groups);
+    EXPECT_EQ(summary["saved_bytes"].get<int64_t>(),
+              report.summary.flat_bytes - report.summary.planned_bytes);
+    EXPECT_LE(summary["resident_ctas"].get<int>(), report.profile.num_sms);
+    EXPECT_GE(summary["resident_ctas"].get<int>(), 1);
+    const bool shares = report.summary.flat_bytes > report.summary.unique_bytes;
+    if (!shares) {
+      EXPECT_EQ(summary["fallback"], "no two requests have a page in common");
+    } else if (report.summary.mode == Mode::kAuto) {
+      EXPECT_TRUE(summary["fallback"].is_null());
+    }
+    EXPECT_THAT(plan_text(report), HasSubstr(explain(report.summary)));
+  }
+}
+
 TEST(PlanText, SaysWhatWasChosen) {
   const PlanReport report = make_plan_report(step_of("1x4096,10x416", {32, 8}), {}, builtin_h200());
   const std::string text = plan_text(report);
@@ -200,7 +221,7 @@ TEST(PlanText, SaysWhatWasChosen) {
   EXPECT_THAT(text, HasSubstr("runner-up"));
   const PlanReport flat =
       make_plan_report(step_of("1x4096,10x416", {32, 8}), {.mode = Mode::kFlat}, builtin_h200());
-  EXPECT_THAT(plan_text(flat), HasSubstr("flat, as asked for"));
+  EXPECT_THAT(plan_text(flat), HasSubstr("fallback   this mode was asked for"));
   EXPECT_THAT(explain_line(flat), HasSubstr("flat: "));
 }
 

@@ -38,6 +38,7 @@ const std::vector<Figure> kFigures = {
     {"launch_us", &DeviceProfile::launch_us},
     {"job_start_us", &DeviceProfile::job_start_us},
     {"item_start_us", &DeviceProfile::item_start_us},
+    {"stream_start_us", &DeviceProfile::stream_start_us},
 };
 
 std::string refusal(const DeviceProfile& profile) {
@@ -75,6 +76,7 @@ TEST(DeviceProfile, EveryFigureCountsInTheHash) {
   DeviceProfile renamed;
   renamed.name = "another";
   renamed.source = "calibrated";
+  renamed.card = {"another", 1, 2};
   EXPECT_EQ(renamed.hash(), DeviceProfile{}.hash());
 }
 
@@ -106,6 +108,30 @@ TEST(DeviceProfile, RefusesAbsurdFigures) {
   profile = {};
   profile.max_clusters[4] = 0;
   EXPECT_EQ(refusal(profile), "");
+}
+
+TEST(DeviceProfile, FitsItsCardAlone) {
+  const CardIdentity here = {"NVIDIA H200", 132, 1980};
+  DeviceProfile profile;
+  require_profile_fits(profile, here);  // the built-in figures are of no card in particular
+  const auto refusal_of = [&](const CardIdentity& card) -> std::string {
+    profile.card = card;
+    try {
+      require_profile_fits(profile, here);
+    } catch (const InvalidArgument& error) {
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_EQ(refusal_of(here), "");
+  EXPECT_EQ(refusal_of({"NVIDIA H200", 132, 1900}), "");
+  EXPECT_EQ(refusal_of({"NVIDIA H200", 132, 2050}), "");
+  EXPECT_THAT(refusal_of({"NVIDIA H100", 132, 1980}),
+              HasSubstr("is of NVIDIA H100 with 132 SMs at 1980 MHz; must be of this card, NVIDIA "
+                        "H200 with 132 SMs at 1980 MHz; run capillary calibrate on this card"));
+  EXPECT_THAT(refusal_of({"NVIDIA H200", 114, 1980}), HasSubstr("114 SMs"));
+  EXPECT_THAT(refusal_of({"NVIDIA H200", 132, 1755}), HasSubstr("1755 MHz"));
+  EXPECT_THAT(refusal_of({"NVIDIA H200", 132, 0}), HasSubstr("0 MHz"));
 }
 
 TEST(DeviceProfile, ThePlannerRefusesThemToo) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Device profiles in JSON: an exact round trip, and every way a file can be wrong refused with the field's name.
-#include "workload/profile_json.h"
+#include "profile/profile_json.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -33,6 +33,7 @@ TEST(ProfileJson, RoundTripKeepsEveryBit) {
   DeviceProfile profile = builtin_h200();
   profile.name = "card \"7\"";
   profile.source = "calibrated 2025-01-02";
+  profile.card = {"NVIDIA \"7\"", 132, 1980};
   profile.hbm_gbps = 4123.456789012345;
   profile.dsm_latency_us = 0.1 + 0.2;
   profile.max_clusters = {132, 66, 33, 16, 0};
@@ -42,6 +43,9 @@ TEST(ProfileJson, RoundTripKeepsEveryBit) {
   EXPECT_NE(back.hash(), builtin_h200().hash());
   EXPECT_EQ(back.name, profile.name);
   EXPECT_EQ(back.source, profile.source);
+  EXPECT_EQ(back.card.name, profile.card.name);
+  EXPECT_EQ(back.card.num_sms, 132);
+  EXPECT_EQ(back.card.clock_mhz, 1980);
   EXPECT_EQ(back.hbm_gbps, profile.hbm_gbps);
   EXPECT_EQ(back.dsm_latency_us, profile.dsm_latency_us);
   EXPECT_EQ(back.max_clusters, profile.max_clusters);
@@ -54,7 +58,7 @@ TEST(ProfileJson, EveryFigureReachesTheProfile) {
   int figures = 0;
   const json whole = builtin_json();
   for (const auto& [key, value] : whole.items()) {
-    if (key == "schema_version" || value.is_string()) continue;
+    if (key == "schema_version" || key == "card" || value.is_string()) continue;
     const std::string name = key;
     const auto expect_change = [&](const json& changed) {
       EXPECT_NE(profile_from_json(changed.dump(), "card.json").hash(), builtin) << name;
@@ -74,7 +78,7 @@ TEST(ProfileJson, EveryFigureReachesTheProfile) {
       expect_change(changed);
     }
   }
-  EXPECT_EQ(figures, 3 + 14 + 2 * kNumClusterSizes);
+  EXPECT_EQ(figures, 3 + 15 + 2 * kNumClusterSizes);
 }
 
 TEST(ProfileJson, MissingFieldIsNamed) {
@@ -163,11 +167,66 @@ TEST(ProfileJson, EveryTornPrefixIsRefused) {
 
 TEST(ProfileJson, OtherSchemaVersionSaysWhatToDo) {
   json object = builtin_json();
-  object["schema_version"] = 2;
+  object["schema_version"] = 3;
   object["a_field_of_tomorrow"] = 1;
   const std::string message = refusal(object.dump());
-  EXPECT_THAT(message, HasSubstr("'schema_version' is 2; must be 1"));
-  EXPECT_THAT(message, HasSubstr("write the profile in this version's format (docs/cli.md)"));
+  EXPECT_THAT(message, HasSubstr("'schema_version' is 3; must be 2"));
+  EXPECT_THAT(message, HasSubstr("run capillary calibrate again (docs/calibration.md)"));
+}
+
+TEST(ProfileJson, CardIsWholeOrNull) {
+  const json whole = builtin_json();
+  EXPECT_TRUE(whole["card"].is_null());
+  json object = whole;
+  object["card"] = {{"name", "NVIDIA H200"}, {"num_sms", 132}, {"clock_mhz", 1980}};
+  EXPECT_EQ(refusal(object.dump()), "accepted");
+  for (const char* key : {"name", "num_sms", "clock_mhz"}) {
+    json torn = object;
+    torn["card"].erase(key);
+    EXPECT_THAT(refusal(torn.dump()),
+                HasSubstr("field 'card': field '" + std::string(key) + "' is missing"));
+  }
+  object["card"]["num_sms"] = 0;
+  EXPECT_THAT(refusal(object.dump()), HasSubstr("field 'num_sms' is 0"));
+  object["card"]["num_sms"] = 132;
+  object["card"]["name"] = "";
+  EXPECT_THAT(refusal(object.dump()), HasSubstr("field 'name' is empty"));
+  object["card"] = "NVIDIA H200";
+  EXPECT_THAT(refusal(object.dump()), HasSubstr("field 'card' is \"NVIDIA H200\""));
+}
+
+TEST(ProfileJson, NotesAndCurvesAreReadBackOrRefused) {
+  ProfileRecord record;
+  record.notes["hbm_gbps"] = {"streaming", 7, 0.25};
+  record.notes["max_clusters[16]"] = {"asked", 0, 0};
+  record.curves = {{"hbm_gbps_by_ctas", "CTAs", "GB/s", {{1, 50.5}, {132, 4600}}}};
+  const std::string text = profile_to_json(builtin_h200(), record);
+  ProfileRecord back;
+  EXPECT_EQ(profile_from_json(text, "card.json", &back).hash(), builtin_h200().hash());
+  EXPECT_EQ(back.notes.at("hbm_gbps").method, "streaming");
+  EXPECT_EQ(back.notes.at("hbm_gbps").samples, 7);
+  EXPECT_EQ(back.notes.at("hbm_gbps").spread, 0.25);
+  EXPECT_EQ(back.notes.count("max_clusters[16]"), 1u);
+  ASSERT_EQ(back.curves.size(), 1u);
+  EXPECT_EQ(back.curves[0].unit, "GB/s");
+  EXPECT_EQ(back.curves[0].points[1].y, 4600);
+
+  const json whole = json::parse(text);
+  json wrong = whole;
+  wrong["notes"]["hbm_gpbs"] = wrong["notes"]["hbm_gbps"];
+  EXPECT_THAT(refusal(wrong.dump()), HasSubstr("field 'hbm_gpbs' is not known"));
+  wrong = whole;
+  wrong["notes"]["hbm_gbps"].erase("method");
+  EXPECT_THAT(refusal(wrong.dump()), HasSubstr("note of 'hbm_gbps': field 'method' is missing"));
+  wrong = whole;
+  wrong["notes"]["hbm_gbps"]["spread"] = -1;
+  EXPECT_THAT(refusal(wrong.dump()), HasSubstr("field 'spread' is -1"));
+  wrong = whole;
+  wrong["curves"][0]["points"][1] = {1, "2"};
+  EXPECT_THAT(refusal(wrong.dump()), HasSubstr("field 'points' hold [1,\"2\"]"));
+  wrong = whole;
+  wrong["curves"] = 3;
+  EXPECT_THAT(refusal(wrong.dump()), HasSubstr("field 'curves' is 3; must be an array"));
 }
 
 TEST(ProfileJson, NotAnObject) {

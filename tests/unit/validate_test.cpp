@@ -42,6 +42,11 @@ PageRows small_rows() {
   return rows;
 }
 
+// Streams of 8 ranks share one request's keys, so that each rank merges its own partials before they meet.
+Planned own_slot_plan() {
+  return plan_of(parents_forest(level_tree("", {1}, {9000})), {8, 1, 128}, {Mode::kAuto, 8, 1});
+}
+
 // Plans that between them have wide and narrow phases, streams, exchange, splits, direct outputs, several
 // jobs a cluster and rows without keys.
 std::vector<Planned> sample_plans() {
@@ -55,6 +60,7 @@ std::vector<Planned> sample_plans() {
   plans.push_back(plan_of(small, {24, 1, 128, 64}, {Mode::kAuto, 8, 2, true}));
   plans.push_back(plan_of(parents_forest(level_tree("", {1, 4, 48}, {256, 80, 20})), {32, 8, 128},
                           {Mode::kAuto, 2, 3}));
+  plans.push_back(own_slot_plan());
   for (uint64_t seed = 0; seed < 6; ++seed) {
     std::mt19937_64 rng(seed);
     Asked asked = random_asked(rng);
@@ -82,6 +88,7 @@ TEST(ValidatePlan, SamplesShowEveryKindOfWork) {
     for (uint32_t i = 0; i < h.num_merges; ++i) {
       if (view.merges()[i].num_partials == 0) seen.insert("no keys");
       if (view.merges()[i].destination == Destination::kWorkspace) seen.insert("split");
+      if (view.merges()[i].destination == Destination::kSlot) seen.insert("own-slot merge");
     }
     for (uint32_t i = 0; i < h.num_jobs; ++i)
       seen.insert(view.jobs()[i].needs_exchange != 0 ? "exchange" : "no exchange");
@@ -89,10 +96,10 @@ TEST(ValidatePlan, SamplesShowEveryKindOfWork) {
       seen.insert("several jobs a cluster");
     if (h.num_scheduled < static_cast<uint32_t>(h.num_clusters)) seen.insert("idle cluster");
   }
-  EXPECT_THAT(seen, ::testing::UnorderedElementsAre("wide", "narrow", "direct output", "slot",
-                                                    "resumed", "several segments", "no keys",
-                                                    "split", "exchange", "no exchange",
-                                                    "several jobs a cluster", "idle cluster"));
+  EXPECT_THAT(seen, ::testing::UnorderedElementsAre(
+                        "wide", "narrow", "direct output", "slot", "resumed", "several segments",
+                        "no keys", "split", "own-slot merge", "exchange", "no exchange",
+                        "several jobs a cluster", "idle cluster"));
 }
 
 // Fields whose change leaves a plan that does the same, or that only the tensors could contradict.
@@ -368,6 +375,64 @@ TEST(ValidatePlan, RefusesARowFinishedTooEarly) {
     }
   }
   EXPECT_TRUE(found);
+}
+
+// Merges of a rank's own slots: before the ranks meet, of this rank's partials, each used once, the sum left where
+// the first of them was.
+TEST(ValidatePlan, HoldsOwnSlotMergesToTheirRules) {
+  const Planned planned = own_slot_plan();
+  ASSERT_EQ(fault(planned.bytes, planned.forest), "");
+  struct Arrays {
+    RankWork* work;  // of rank 0, and where the CTA that begins with it has its copy
+    RankStart* start;
+    Merge* merges;
+    Partial* partials;
+    uint32_t local;  // rank 0's first own-slot merge
+  };
+  // Changes the arrays of rank 0 and gives what the proof says.
+  const auto changed = [&](const std::function<void(const Arrays&)>& change) {
+    return planted(planned, [&](PlanHeader& h, unsigned char* base) {
+      Arrays a{reinterpret_cast<RankWork*>(base + h.rank_works_offset),
+               reinterpret_cast<RankStart*>(base + kRankStartOffset),
+               reinterpret_cast<Merge*>(base + h.merges_offset),
+               reinterpret_cast<Partial*>(base + h.partials_offset), 0};
+      a.local = a.work->merge_begin;
+      if (a.merges[a.local].destination != Destination::kSlot) return false;
+      EXPECT_GE(a.merges[a.local].num_partials, 2);
+      change(a);
+      a.start->work = *a.work;
+      return true;
+    });
+  };
+  const auto first = [](const Arrays& a) { return a.partials + a.merges[a.local].partial_begin; };
+  // As if the rows were finished there, with the other ranks' keys missing.
+  EXPECT_NE(changed([](const Arrays& a) { a.merges[a.local].destination = Destination::kOutput; }),
+            "");
+  // A peer's slots, before the ranks have met.
+  EXPECT_THAT(changed([&](const Arrays& a) { first(a)[1].rank = 1; }), HasSubstr("rank"));
+  // A partial that was never written; one twice; one left out.
+  EXPECT_NE(changed([&](const Arrays& a) { first(a)[1].slot = 159; }), "");
+  EXPECT_NE(changed([&](const Arrays& a) { first(a)[1] = first(a)[0]; }), "");
+  EXPECT_NE(changed([](const Arrays& a) { a.merges[a.local].num_partials -= 1; }), "");
+  // The sum goes to another slot than the one that the exchange reads.
+  EXPECT_NE(changed([&](const Arrays& a) { std::swap(first(a)[0], first(a)[1]); }), "");
+  // Fewer rows, or others.
+  EXPECT_NE(changed([](const Arrays& a) { a.merges[a.local].num_rows -= 1; }), "");
+  EXPECT_NE(changed([](const Arrays& a) { a.merges[a.local].row_begin += 1; }), "");
+  // After the merge that needs it.
+  EXPECT_NE(changed([](const Arrays& a) {
+              ASSERT_GE(a.work->num_merges, 2u);
+              std::swap(a.merges[a.local], a.merges[a.local + 1]);
+            }),
+            "");
+  // Not at all.
+  EXPECT_NE(changed([](const Arrays& a) {
+              a.work->merge_begin += 1;
+              a.work->num_merges -= 1;
+            }),
+            "");
+  // A row finished by way of the workspace cannot be left in a slot.
+  EXPECT_NE(changed([](const Arrays& a) { a.merges[a.local].split_part = 1; }), "");
 }
 
 TEST(ValidatePlan, ModesAreHeldToTheirWord) {

@@ -169,15 +169,24 @@ void expect_table_follows_tree(const Workload& workload, int32_t page_size, cons
   const TreeShape shape = tree_shape(workload);
   const int32_t num_nodes = static_cast<int32_t>(shape.parent.size());
   const int32_t num_requests = workload.num_requests();
-  int64_t request_tokens = 0;
-  for (const int32_t tokens : workload.tokens) request_tokens += tokens;
   ASSERT_EQ(batch.num_requests(), num_requests);
-  ASSERT_EQ(batch.num_columns, (request_tokens + page_size - 1) / page_size);
+  int64_t longest = 0;
   std::map<int32_t, std::pair<int64_t, int32_t>> owner_of_page;  // page -> (column, node)
   std::set<std::pair<int64_t, int32_t>> owners;
   for (int32_t request = 0; request < num_requests; ++request) {
+    int64_t request_tokens = 0;
+    for (int32_t above = num_nodes - num_requests + request; above >= 0;
+         above = shape.parent[static_cast<size_t>(above)]) {
+      request_tokens += shape.num_tokens[static_cast<size_t>(above)];
+    }
+    longest = std::max(longest, request_tokens);
     ASSERT_EQ(batch.seq_lens[static_cast<size_t>(request)], request_tokens);
-    for (int64_t column = 0; column < batch.num_columns; ++column) {
+    const int64_t num_pages = (request_tokens + page_size - 1) / page_size;
+    for (int64_t column = num_pages; column < batch.num_columns; ++column) {
+      ASSERT_EQ(batch.block_table[static_cast<size_t>(request * batch.num_columns + column)],
+                Batch::kWildPage);
+    }
+    for (int64_t column = 0; column < num_pages; ++column) {
       const int64_t last_token = std::min((column + 1) * page_size, request_tokens) - 1;
       // Walk up from the leaf while the token lies before the node.
       int32_t node = num_nodes - num_requests + request;
@@ -199,6 +208,7 @@ void expect_table_follows_tree(const Workload& workload, int32_t page_size, cons
     }
   }
   EXPECT_EQ(owner_of_page.size(), static_cast<size_t>(batch.num_pages));
+  EXPECT_EQ(batch.num_columns, (longest + page_size - 1) / page_size);
 }
 
 TEST(Workload, BlockTableFollowsTree) {
@@ -227,10 +237,72 @@ TEST(Workload, RandomTreesFollowTheRule) {
       workload.nodes.push_back(nodes);
       workload.tokens.push_back(std::uniform_int_distribution<int32_t>(0, 60)(random));
     }
+    if (trial % 2 == 1) workload.ragged = std::uniform_real_distribution<>(0, 0.99)(random);
     const int32_t page_size = std::uniform_int_distribution<int32_t>(1, 20)(random);
     SCOPED_TRACE(trial);
     expect_table_follows_tree(workload, page_size, make_batch(workload, page_size));
   }
+}
+
+TEST(Workload, RaggedLengths) {
+  Workload workload = workload_from_shorthand("2x1000,40x500");
+  const TreeShape even = tree_shape(workload);
+  workload.ragged = 0.25;
+  const TreeShape ragged = tree_shape(workload);
+  EXPECT_EQ(ragged.parent, even.parent);
+  std::set<int32_t> lengths;
+  for (size_t node = 0; node < even.parent.size(); ++node) {
+    EXPECT_GE(ragged.num_tokens[node], even.num_tokens[node] * 3 / 4);
+    EXPECT_LE(ragged.num_tokens[node], even.num_tokens[node] * 5 / 4);
+    lengths.insert(ragged.num_tokens[node]);
+  }
+  EXPECT_GT(lengths.size(), 30u);
+  EXPECT_EQ(tree_shape(workload).num_tokens, ragged.num_tokens);
+  workload.name = "another";
+  EXPECT_NE(tree_shape(workload).num_tokens, ragged.num_tokens);
+  // A request keeps its length and its pages when the requests are shuffled.
+  const Batch plain = make_batch(workload, 16, {.permute_pages = false});
+  const Batch mixed = make_batch(workload, 16, {.permute_pages = false, .permute_requests = true});
+  EXPECT_NE(plain.seq_lens, mixed.seq_lens);
+  const auto requests_of = [](const Batch& batch) {
+    std::multiset<std::pair<int32_t, std::vector<int32_t>>> requests;
+    for (size_t r = 0; r < batch.seq_lens.size(); ++r) {
+      const auto row = batch.block_table.begin() + static_cast<int64_t>(r) * batch.num_columns;
+      requests.emplace(batch.seq_lens[r], std::vector<int32_t>(row, row + batch.num_columns));
+    }
+    return requests;
+  };
+  EXPECT_EQ(requests_of(plain), requests_of(mixed));
+}
+
+TEST(Workload, WrittenFilesReadBack) {
+  Workload first = workload_from_shorthand("1x300,128x3");
+  first.name = "one \"quoted\"";
+  first.ragged = 0.3;
+  first.heads = {{32, 8}, {8, 1}};
+  first.head_dim = 64;
+  first.note = "a note";
+  Workload second = workload_from_shorthand("4x16");
+  const std::vector<Workload> written = {first, second};
+  const std::vector<Workload> read =
+      workloads_from_json(workloads_to_json(written, "a rule"), "file.json");
+  ASSERT_EQ(read.size(), 2u);
+  for (size_t i = 0; i < 2; ++i) {
+    EXPECT_EQ(read[i].name, written[i].name);
+    EXPECT_EQ(read[i].nodes, written[i].nodes);
+    EXPECT_EQ(read[i].tokens, written[i].tokens);
+    EXPECT_EQ(read[i].heads, written[i].heads);
+    EXPECT_EQ(read[i].page_size, written[i].page_size);
+    EXPECT_EQ(read[i].head_dim, written[i].head_dim);
+    EXPECT_EQ(read[i].ragged, written[i].ragged);
+    EXPECT_EQ(read[i].note, written[i].note);
+  }
+  EXPECT_THAT(refusal_of([] {
+                workloads_from_json(R"({"workloads": [{"name": "w", "nodes": [1], "tokens": [4],
+                  "ragged": 1, "heads": ["8/2"], "page": 16}]})",
+                                    "file.json");
+              }),
+              AllOf(HasSubstr("ragged"), HasSubstr("is 1"), HasSubstr("below 1")));
 }
 
 TEST(Workload, PagesAreScatteredAndSeeded) {

@@ -3,8 +3,11 @@
 #include "cli/batch_options.h"
 
 #include <algorithm>
+#include <numeric>
+#include <utility>
 
 #include "CLI/CLI.hpp"
+#include "check/rng.h"
 #include "fmt/format.h"
 
 namespace capillary::cli {
@@ -124,7 +127,7 @@ void add_batch_options(CLI::App& app, BatchOptions& options) {
   app.add_flag("--shuffle", options.shuffle_requests, "Put the requests in random order")
       ->group(group);
   app.add_option("--profile", options.profile,
-                 "Device profile to plan for [CAPILLARY_PROFILE, else built in]")
+                 "Device profile to plan for [CAPILLARY_PROFILE, this card's own, built in]")
       ->group(group);
 }
 
@@ -160,6 +163,18 @@ std::vector<StepChoice> resolve_choices(std::string_view verb, const BatchOption
     for (const Heads& heads : workload.heads) choices.push_back({workload, heads});
   }
   return choices;
+}
+
+std::vector<StepChoice> sample_choices(std::vector<StepChoice> all, int32_t sample, uint64_t seed) {
+  if (sample == 0 || static_cast<size_t>(sample) >= all.size()) return all;
+  std::vector<size_t> order(all.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  check::Rng(seed).shuffle(order);
+  order.resize(static_cast<size_t>(sample));
+  std::sort(order.begin(), order.end());
+  std::vector<StepChoice> chosen;
+  for (const size_t index : order) chosen.push_back(std::move(all[index]));
+  return chosen;
 }
 
 Step make_step(std::string_view verb, const BatchOptions& options, const StepChoice& choice) {

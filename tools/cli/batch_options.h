@@ -60,6 +60,8 @@ struct StepChoice {
   Heads heads;
 };
 std::vector<StepChoice> resolve_choices(std::string_view verb, const BatchOptions& options);
+// `sample` of them drawn by the seed, in their order; 0 or as many as there are: all.
+std::vector<StepChoice> sample_choices(std::vector<StepChoice> all, int32_t sample, uint64_t seed);
 Step make_step(std::string_view verb, const BatchOptions& options, const StepChoice& choice);
 
 }  // namespace capillary::cli

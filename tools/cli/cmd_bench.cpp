@@ -2,27 +2,25 @@
 // `capillary bench`: every workload x heads x mode of a workload file, checked and timed. One JSON object a
 // line (docs/cli.md lists the fields) and an aligned table.
 #include <cstdio>
-#include <ctime>
 #include <memory>
 #include <optional>
 
 #include "CLI/CLI.hpp"
-#include "capillary/version.h"
 #include "cli/batch_options.h"
+#include "cli/bench_ablate.h"
 #include "cli/bench_plot.h"
+#include "cli/bench_record.h"
 #include "cli/commands.h"
 #include "cli/common.h"
 #include "cli/device.h"
 #include "cli/measure.h"
 #include "cli/plan_report.h"
 #include "fmt/format.h"
-#include "nlohmann/json.hpp"
 
 namespace capillary::cli {
 namespace {
 
 constexpr const char* kVerb = "bench";
-constexpr int kBenchSchemaVersion = 1;
 
 struct BenchOptions {
   BatchOptions batch;
@@ -32,81 +30,11 @@ struct BenchOptions {
   bool json = false;
   std::string out;
   std::string plot;
+  bool ablate = false;
+  std::string report;
+  std::string from;
+  int32_t sample = 0;
 };
-
-std::string today() {
-  const std::time_t now = std::time(nullptr);
-  std::tm parts = {};
-  gmtime_r(&now, &parts);
-  char text[32];
-  std::strftime(text, sizeof text, "%Y-%m-%d", &parts);
-  return text;
-}
-
-struct BenchResult {
-  const PlanReport& report;
-  const Measurement& measurement;
-  Floor floor;
-};
-
-nlohmann::ordered_json record_of(const BenchResult& result, const BenchOptions& options,
-                                 const TimedDevice& device) {
-  using nlohmann::ordered_json;
-  const PlanSummary& summary = result.report.summary;
-  const auto time_of = [&](TimingKind kind) {
-    const double us = result.measurement.median_us(kind);
-    return us < 0 ? ordered_json() : ordered_json(us);
-  };
-  const double time_us = result.measurement.headline_us();
-  const bool cuda = device.type() == DeviceType::kCuda;
-  double widest = 0;
-  for (const auto& [kind, times] : result.measurement.times_us) {
-    widest = std::max(widest, spread(times));
-  }
-  return {
-      {"schema_version", kBenchSchemaVersion},
-      {"workload", result.report.name},
-      {"heads", heads_name({result.report.shape.num_q_heads, result.report.shape.num_kv_heads})},
-      {"head_dim", result.report.shape.head_dim},
-      {"dtype", dtype_name(result.report.shape.dtype)},
-      {"page_size", result.report.forest.page_size()},
-      {"layout", options.measure.layout},
-      {"requests", summary.num_requests},
-      {"mode", mode_name(result.report.options.mode)},
-      {"path", mode_name(summary.mode)},
-      {"cluster_size", summary.cluster_size},
-      {"forced_cluster_size", options.cluster_size},
-      {"num_groups", result.report.digest.num_groups},
-      {"num_jobs", summary.num_jobs},
-      {"time_us_graph_cold", time_of(TimingKind::kGraphCold)},
-      {"time_us_graph_warm", time_of(TimingKind::kGraphWarm)},
-      {"time_us_eager", time_of(TimingKind::kEager)},
-      {"spread", widest},
-      {"repeats", options.measure.repeats},
-      {"floor_us", result.floor.us},
-      {"floor_kind", result.floor.kind},
-      {"efficiency", time_us > 0 ? result.floor.us / time_us : 0.0},
-      {"unique_bytes", summary.unique_bytes},
-      {"flat_bytes", summary.flat_bytes},
-      {"planned_bytes", summary.planned_bytes},
-      {"exchange_bytes", summary.exchange_bytes},
-      {"split_bytes", summary.split_bytes},
-      {"plan_us", result.report.warm_plan_us},
-      {"predicted_us", summary.predicted_us},
-      {"profile", result.report.profile.name},
-      {"checked", result.measurement.check.has_value()},
-      {"passed", result.measurement.passed()},
-      {"max_rel_err", result.measurement.check
-                          ? ordered_json(result.measurement.check->worst_rel_err)
-                          : ordered_json()},
-      {"capillary", CAPILLARY_VERSION_STRING},
-      {"commit", build_commit()},
-      {"date", today()},
-      {"device", device.description()},
-      {"gpu", cuda ? ordered_json(device.description()) : ordered_json()},
-      {"driver", cuda ? ordered_json(device.driver_version()) : ordered_json()},
-      {"toolkit", cuda ? ordered_json(device.toolkit_version()) : ordered_json()}};
-}
 
 std::vector<std::string> table_row(const BenchResult& result) {
   const PlanSummary& summary = result.report.summary;
@@ -140,9 +68,7 @@ class BenchOutput {
   }
 
   void add(const BenchResult& result, const TimedDevice& device) {
-    const nlohmann::ordered_json record = record_of(result, options_, device);
-    const std::string line =
-        record.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+    const std::string line = json_line(bench_record(result, options_.measure, device));
     if (lines_) lines_->write(line);
     if (options_.json) {
       fmt::print("{}", line);
@@ -174,21 +100,26 @@ class BenchOutput {
 };
 
 int run_bench(const BenchOptions& options) {
-  std::vector<PlanOptions> plannings;
-  for (const std::string& mode : options.modes) {
-    plannings.push_back(resolve_planning(kVerb, {mode, options.cluster_size, 0}));
-  }
-  const check::CacheLayout layout = parse_layout(kVerb, options.measure.layout);
   if (!options.batch.block_table.empty()) {
     throw UsageError(five_parts(kVerb, "--block-table", "is given",
                                 "be left to plan and run; bench takes --file or --tree",
                                 "use capillary run --block-table"));
   }
+  if (options.ablate) {
+    return run_ablation({options.batch, options.sample, options.measure, options.json, options.out,
+                         options.plot, options.report, options.from});
+  }
+  std::vector<PlanOptions> plannings;
+  for (const std::string& mode : options.modes) {
+    plannings.push_back(resolve_planning(kVerb, {mode, options.cluster_size, 0}));
+  }
+  const check::CacheLayout layout = parse_layout(kVerb, options.measure.layout);
   BenchOutput output(options);
   const std::unique_ptr<TimedDevice> device =
       open_device(kVerb, options.measure.device, options.measure.num_threads);
   const DeviceProfile profile = load_profile(kVerb, options.batch.profile);
-  const std::vector<StepChoice> choices = resolve_choices(kVerb, options.batch);
+  const std::vector<StepChoice> choices =
+      sample_choices(resolve_choices(kVerb, options.batch), options.sample, options.batch.seed);
   const bool show_progress = is_terminal(fileno(stderr));
   bool all_passed = true;
   size_t done = 0;
@@ -203,7 +134,7 @@ int run_bench(const BenchOptions& options) {
           fmt::print(stderr, "\r{}/{} {:<50.50} {:<10}", done, choices.size() * plannings.size(),
                      step.name, mode_name(planning.mode));
         }
-        const PlanReport report = make_plan_report(step, planning, step_profile);
+        const PlanReport report = make_plan(step, planning, step_profile);
         validate_plan(report.plan.data(), report.plan.size_bytes(), step.forest);
         const Measurement measurement = measure(*device, *measured, report.plan, options.measure);
         if (show_progress) fmt::print(stderr, "\r{:80}\r", "");
@@ -235,18 +166,39 @@ void add_bench_command(CLI::App& app, Invocation& invocation) {
   CLI::App* command =
       app.add_subcommand(kVerb, "Time a workload file: every workload, head count and mode");
   add_batch_options(*command, options->batch);
-  command->add_option("--modes", options->modes, "Modes to time, with commas between")
-      ->delimiter(',')
-      ->capture_default_str();
+  CLI::Option* modes =
+      command->add_option("--modes", options->modes, "Modes to time, with commas between")
+          ->delimiter(',')
+          ->capture_default_str();
+  CLI::Option* cluster_size = command
+                                  ->add_option("--cluster-size", options->cluster_size,
+                                               "1, 2, 4, 8 or 16 [chosen by the planner]")
+                                  ->check(CLI::IsMember({1, 2, 4, 8, 16}));
   command
-      ->add_option("--cluster-size", options->cluster_size,
-                   "1, 2, 4, 8 or 16 [chosen by the planner]")
-      ->check(CLI::IsMember({1, 2, 4, 8, 16}));
+      ->add_option("--sample", options->sample,
+                   "Only so many of the file's workloads x heads, drawn by --seed")
+      ->check(CLI::Range(1, 1 << 20));
   add_measure_options(*command, options->measure);
   command->add_flag("--json", options->json, "Print JSON lines instead of the table");
   command->add_option("--out", options->out,
                       "Write the JSON lines to a file (- for standard output)");
-  command->add_option("--plot", options->plot, "Draw times and efficiency as one HTML page");
+  command->add_option("--plot", options->plot,
+                      "Draw times and efficiency as one HTML page; with --ablate, an SVG file");
+  CLI::Option* ablate =
+      command
+          ->add_flag("--ablate", options->ablate,
+                     "Time flat, shared-l2 and every cluster size, each forced, and the planner's "
+                     "own choice, against each other")
+          ->excludes(modes)
+          ->excludes(cluster_size);
+  command->add_option("--report", options->report, "Write --ablate's table as Markdown")
+      ->needs(ablate);
+  CLI::Option* from = command->add_option(
+      "--from", options->from, "Tell the lines that --ablate --out wrote before; measure nothing");
+  from->needs(ablate);
+  for (const char* other : {"--file", "--tree", "--out", "--json", "--sample"}) {
+    from->excludes(command->get_option(other));
+  }
   command->callback([&invocation, options] {
     invocation.verb = kVerb;
     invocation.run = [options] { return run_bench(*options); };

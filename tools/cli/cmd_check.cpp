@@ -166,7 +166,7 @@ void add_check_command(CLI::App& app, Invocation& invocation) {
   command->add_option("--threads", options->num_threads, "CPU threads [all]")
       ->check(CLI::Range(1, 4096));
   command->add_option("--profile", options->profile,
-                      "Device profile to plan for [CAPILLARY_PROFILE, else built in]");
+                      "Device profile to plan for [CAPILLARY_PROFILE, this card's own, built in]");
   command->add_flag("--list", options->list, "List the cases instead of running them");
   command->add_flag("--verbose", options->verbose, "A line for every case");
   command->callback([&invocation, options] {

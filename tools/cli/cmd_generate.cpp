@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// `capillary generate`: writes a trace of one of the generators (workload/generate.h).
+// `capillary generate`: writes a trace of one of the generators (workload/generate.h), or a workload file of forests
+// that nothing was tuned on (workload/held_out.h).
 #include <cstdio>
 #include <memory>
 #include <string>
@@ -9,16 +10,19 @@
 #include "cli/common.h"
 #include "fmt/format.h"
 #include "workload/generate.h"
+#include "workload/held_out.h"
 
 namespace capillary::cli {
 namespace {
 
 constexpr const char* kVerb = "generate";
+constexpr const char* kForests = "forests";
 
 struct GenerateCommand {
   std::string kind;
   std::string out = "-";
   GeneratorOptions options;
+  int32_t num_forests = HeldOutOptions{}.num_forests;
 };
 
 std::string kind_names() {
@@ -26,7 +30,7 @@ std::string kind_names() {
   for (const TraceKindName& kind : trace_kinds()) {
     names += fmt::format("{}{}", names.empty() ? "" : ", ", kind.name);
   }
-  return names;
+  return names + ", " + kForests;
 }
 
 TraceKind parse_kind(const std::string& text) {
@@ -37,7 +41,22 @@ TraceKind parse_kind(const std::string& text) {
                               "be one of " + kind_names(), "see capillary generate --help"));
 }
 
+int write_forests(const GenerateCommand& command) {
+  OutputFile out(kVerb, "--out", command.out);
+  const HeldOutOptions options = {command.num_forests, command.options.seed};
+  out.write(workloads_to_json(
+      held_out_forests(options),
+      fmt::format(
+          "capillary generate forests --forests {} --seed {}; nodes[i] nodes of tokens[i] "
+          "tokens on level i, each longer or shorter by up to the part 'ragged'; child j of "
+          "n on a level hangs under parent floor(j * parents / n)",
+          options.num_forests, options.seed)));
+  out.commit();
+  return kOk;
+}
+
 int run_command(GenerateCommand command) {
+  if (command.kind == kForests) return write_forests(command);
   command.options.kind = parse_kind(command.kind);
   OutputFile out(kVerb, "--out", command.out);
   const Trace trace = generate_trace(command.options);
@@ -63,7 +82,10 @@ void add_generate_command(CLI::App& app, Invocation& invocation) {
   for (const TraceKindName& kind : trace_kinds()) {
     kinds += fmt::format("\n  {:<16}{}", kind.name, kind.help);
   }
-  CLI::App* verb = app.add_subcommand(kVerb, "Write a trace of a kind that public ones lack");
+  kinds += fmt::format("\nor\n  {:<16}{}", kForests,
+                       "a workload file of random forests x heads, for bench");
+  CLI::App* verb = app.add_subcommand(
+      kVerb, "Write a trace of a kind that public ones lack, or forests for bench");
   verb->footer(kinds);
   verb->add_option("kind", command->kind, "One of the kinds below")->required();
   verb->add_option("--out,-o", command->out, "File to write (- is standard output)")
@@ -72,6 +94,9 @@ void add_generate_command(CLI::App& app, Invocation& invocation) {
       ->check(CLI::Range(1, 10000000))
       ->capture_default_str();
   verb->add_option("--seed", command->options.seed, "The same seed gives the same trace")
+      ->capture_default_str();
+  verb->add_option("--forests", command->num_forests, "Forests to make, for the kind of that name")
+      ->check(CLI::Range(1, 100000))
       ->capture_default_str();
   verb->add_option("--rate", command->options.requests_per_second, "Requests a second, on average")
       ->check(CLI::Range(1e-5, 1e8))

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// `capillary info`: what this build is, which devices it finds, what it supports, and the built-in profile.
+// `capillary info`: what this build is, which devices it finds, what it supports, and which profile is in use.
 #include <cstdio>
 #include <memory>
 #include <string>
@@ -11,9 +11,9 @@
 #include "cli/device.h"
 #include "fmt/format.h"
 #include "nlohmann/json.hpp"
+#include "profile/profile_json.h"
 #include "shared/plan_layout.h"
 #include "shared/tile_table.h"
-#include "workload/profile_json.h"
 
 namespace capillary::cli {
 namespace {
@@ -50,7 +50,8 @@ struct InfoOptions {
   std::string profile;
 };
 
-void print_text(const DeviceProfile& profile) {
+void print_text(const FoundProfile& found) {
+  const DeviceProfile& profile = found.profile;
   fmt::print("capillary  {} ({}; {})\n", CAPILLARY_VERSION_STRING, CAPILLARY_BUILD_TYPE, kCompiler);
   fmt::print("plan       format {}\n", kPlanVersion);
   fmt::print("CUDA       {}\n", CAPILLARY_WITH_CUDA ? "compiled in (sm_90a)" : "not compiled in");
@@ -70,9 +71,10 @@ void print_text(const DeviceProfile& profile) {
       "profile    {} ({}): {} SMs, HBM {:.0f} GB/s, matrix {:.0f} TFLOP/s, clusters of 8: {}\n",
       profile.name, profile.source, profile.num_sms, profile.hbm_gbps, profile.matrix_tflops,
       profile.max_clusters[3]);
+  fmt::print("profile    from: {}\n", found.where());
 }
 
-void print_json(const DeviceProfile& profile) {
+void print_json(const FoundProfile& found) {
   nlohmann::ordered_json object = {{"schema_version", 1},
                                    {"version", CAPILLARY_VERSION_STRING},
                                    {"build_type", CAPILLARY_BUILD_TYPE},
@@ -88,18 +90,19 @@ void print_json(const DeviceProfile& profile) {
   for (const SupportRow& row : kSupport) object["supports"][row.what] = row.values;
   const std::string instances = kernel_instances();
   object["supports"]["on CUDA"] = instances.empty() ? nullptr : nlohmann::ordered_json(instances);
-  object["profile"] = nlohmann::ordered_json::parse(profile_to_json(profile));
+  object["profile"] = nlohmann::ordered_json::parse(profile_to_json(found.profile));
+  object["profile_from"] = found.where();
   fmt::print("{}\n", object.dump(2));
 }
 
 int run_info(const InfoOptions& options) {
-  const DeviceProfile profile = load_profile(kVerb, options.profile);
+  const FoundProfile found = find_profile_here(kVerb, options.profile);
   if (options.profile_only) {
-    fmt::print("{}", profile_to_json(profile));
+    fmt::print("{}", profile_to_json(found.profile));
   } else if (options.json) {
-    print_json(profile);
+    print_json(found);
   } else {
-    print_text(profile);
+    print_text(found);
   }
   return kOk;
 }
@@ -114,7 +117,7 @@ void add_info_command(CLI::App& app, Invocation& invocation) {
   command->add_flag("--profile-json", options->profile_only,
                     "Print only the device profile, as JSON that --profile reads");
   command->add_option("--profile", options->profile,
-                      "Device profile [CAPILLARY_PROFILE, else built in]");
+                      "Device profile [CAPILLARY_PROFILE, this card's own, built in]");
   command->callback([&invocation, options] {
     invocation.verb = kVerb;
     invocation.run = [options] { return run_info(*options); };

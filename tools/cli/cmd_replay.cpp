@@ -178,7 +178,7 @@ void add_engine_options(CLI::App& app, ReplayCommand& command) {
   app.add_option("--dtype", command.dtype, "bfloat16 or float16 (float32 on the CPU)")
       ->capture_default_str();
   app.add_option("--profile", command.profile,
-                 "Device profile to plan for [CAPILLARY_PROFILE, else built in]");
+                 "Device profile to plan for [CAPILLARY_PROFILE, this card's own, built in]");
   app.add_option("--layers", command.replay.num_layers,
                  "Layers: a step takes layers x (attention + --other-us)")
       ->check(CLI::Range(1, 10000))

@@ -25,5 +25,6 @@ void add_check_command(CLI::App& app, Invocation& invocation);
 void add_bench_command(CLI::App& app, Invocation& invocation);
 void add_replay_command(CLI::App& app, Invocation& invocation);
 void add_generate_command(CLI::App& app, Invocation& invocation);
+void add_calibrate_command(CLI::App& app, Invocation& invocation);
 
 }  // namespace capillary::cli

@@ -12,10 +12,12 @@
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 
 #include "capillary_commit.h"
+#include "cli/device.h"
 #include "fmt/format.h"
-#include "workload/profile_json.h"
+#include "profile/profile_json.h"
 
 namespace capillary::cli {
 namespace {
@@ -195,12 +197,18 @@ std::string read_text_file(std::string_view verb, std::string_view option,
   return text;
 }
 
+FoundProfile find_profile_here(std::string_view verb, const std::string& path) {
+  if (path == "-")
+    return {profile_from_json(read_text_file(verb, "--profile", path), "standard input"),
+            ProfileOrigin::kGiven, path};
+  // The driver takes a while to start, so the card is looked at only if there may be a profile of it.
+  std::error_code absent;
+  const bool has_cache = std::filesystem::is_directory(profile_cache_folder(), absent);
+  return find_profile(path, has_cache ? card_here() : CardIdentity{});
+}
+
 DeviceProfile load_profile(std::string_view verb, const std::string& path) {
-  if (!path.empty()) return profile_from_json(read_text_file(verb, "--profile", path), path);
-  const char* from_environment = std::getenv("CAPILLARY_PROFILE");
-  if (from_environment == nullptr || *from_environment == '\0') return builtin_h200();
-  return profile_from_json(read_text_file(verb, "CAPILLARY_PROFILE", from_environment),
-                           from_environment);
+  return find_profile_here(verb, path).profile;
 }
 
 Mode parse_mode(std::string_view verb, std::string_view text) {
@@ -293,6 +301,20 @@ std::string TextTable::str(std::string_view indent) const {
     }
     line.erase(line.find_last_not_of(' ') + 1);
     text += line + "\n";
+  }
+  return text;
+}
+
+std::string TextTable::markdown() const {
+  std::string text;
+  for (size_t row = 0; row < rows_.size(); ++row) {
+    std::string line = "|";
+    for (const std::string& cell : rows_[row]) line += " " + cell + " |";
+    text += line + "\n";
+    if (row > 0) continue;
+    text += "|";
+    for (size_t column = 0; column < rows_[row].size(); ++column) text += "---|";
+    text += "\n";
   }
   return text;
 }

@@ -13,6 +13,7 @@
 #include "capillary/device_profile.h"
 #include "capillary/error.h"
 #include "capillary/plan.h"
+#include "capillary/profile_file.h"
 #include "capillary/tensor_view.h"
 #include "workload/words.h"
 #include "workload/workload.h"
@@ -78,7 +79,9 @@ class OutputFile {
 // Whole content of a file ("-": standard input); throws InvalidArgument naming verb, option and path.
 std::string read_text_file(std::string_view verb, std::string_view option, const std::string& path);
 
-// path if given, else the file that CAPILLARY_PROFILE names, else the built-in profile.
+// path if given (-: standard input), else the file that CAPILLARY_PROFILE names, else the user's own of the card in
+// this machine, else the built-in profile (profile_file.h).
+FoundProfile find_profile_here(std::string_view verb, const std::string& path);
 DeviceProfile load_profile(std::string_view verb, const std::string& path);
 
 // "auto", "flat", "shared-l2"; throws UsageError.
@@ -104,6 +107,7 @@ class TextTable {
   explicit TextTable(std::vector<std::string> header);
   void add_row(std::vector<std::string> cells);
   std::string str(std::string_view indent = "") const;
+  std::string markdown() const;
   size_t num_rows() const { return rows_.size() - 1; }
 
  private:

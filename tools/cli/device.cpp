@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <fstream>
+#include <utility>
 
 #include "cli/common.h"
 #include "fmt/format.h"
@@ -15,21 +16,6 @@
 namespace capillary::cli {
 namespace {
 
-#if CAPILLARY_WITH_CUDA
-// The first device that the kernels run on; -1: none.
-int first_supported_cuda_device() {
-  for (int index = 0; index < cuda::device_count(); ++index) {
-    try {
-      cuda::require_supported(index);
-      return index;
-    } catch (const UnsupportedArch&) {
-      continue;
-    }
-  }
-  return -1;
-}
-#endif
-
 // Index of the CUDA device that `name` stands for; -1: the CPU.
 int choose_device(std::string_view verb, const std::string& name) {
   if (name == "cpu") return -1;
@@ -38,7 +24,7 @@ int choose_device(std::string_view verb, const std::string& name) {
                                 "be auto, cpu or cuda", "give one of these"));
   }
 #if CAPILLARY_WITH_CUDA
-  const int index = first_supported_cuda_device();
+  const int index = first_card();
   if (index >= 0 || name == "auto") return index;
   if (cuda::device_count() > 0) cuda::require_supported(0);
   throw UnsupportedConfig(five_parts(verb, "--device", "is cuda, and no CUDA device is found",
@@ -52,7 +38,7 @@ int choose_device(std::string_view verb, const std::string& name) {
 #endif
 }
 
-double quantile(const std::vector<double>& sorted, double at) {
+double sorted_quantile(const std::vector<double>& sorted, double at) {
   const double position = at * static_cast<double>(sorted.size() - 1);
   const auto below = static_cast<size_t>(std::floor(position));
   const size_t above = std::min(below + 1, sorted.size() - 1);
@@ -61,6 +47,28 @@ double quantile(const std::vector<double>& sorted, double at) {
 }
 
 }  // namespace
+
+int first_card() {
+#if CAPILLARY_WITH_CUDA
+  for (int index = 0; index < cuda::device_count(); ++index) {
+    try {
+      cuda::require_supported(index);
+      return index;
+    } catch (const UnsupportedArch&) {
+      continue;
+    }
+  }
+#endif
+  return -1;
+}
+
+CardIdentity card_here() {
+#if CAPILLARY_WITH_CUDA
+  const int index = first_card();
+  if (index >= 0) return cuda::card_identity(index);
+#endif
+  return {};
+}
 
 std::string MeasuredStep::trace_json() {
   throw UnsupportedConfig(
@@ -163,16 +171,20 @@ int64_t available_memory_bytes() {
 }
 
 double median(std::vector<double> values) {
+  return quantile(std::move(values), 0.5);
+}
+
+double quantile(std::vector<double> values, double at) {
   if (values.empty()) return 0;
   std::sort(values.begin(), values.end());
-  return quantile(values, 0.5);
+  return sorted_quantile(values, at);
 }
 
 double spread(std::vector<double> values) {
   if (values.empty()) return 0;
   std::sort(values.begin(), values.end());
-  const double middle = quantile(values, 0.5);
-  return middle > 0 ? (quantile(values, 0.75) - quantile(values, 0.25)) / middle : 0;
+  const double middle = sorted_quantile(values, 0.5);
+  return middle > 0 ? (sorted_quantile(values, 0.75) - sorted_quantile(values, 0.25)) / middle : 0;
 }
 
 }  // namespace capillary::cli

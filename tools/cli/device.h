@@ -58,6 +58,7 @@ class TimedDevice {
   virtual std::string description() const = 0;  // card or processor, as a person would name it
   virtual std::string driver_version() const { return ""; }
   virtual std::string toolkit_version() const { return ""; }
+  // The first is the one that efficiency and comparisons are stated for.
   virtual std::vector<TimingKind> timing_kinds() const = 0;
   // The profile with what this very device can launch.
   virtual DeviceProfile adapt_profile(const DeviceProfile& profile, const ModelShape& shape) const;
@@ -84,6 +85,10 @@ std::unique_ptr<TimedDevice> make_cpu_device(int32_t num_threads);
 // Only where CAPILLARY_HAS_TIMED_CUDA.
 std::unique_ptr<TimedDevice> make_cuda_device(int index);
 
+// The first card that the kernels run on, -1 where this build or machine has none; and what it is (no name: none).
+int first_card();
+CardIdentity card_here();
+
 // For info: one line a backend, present or why not.
 struct DeviceLine {
   std::string backend;
@@ -98,6 +103,8 @@ std::string kernel_instances();
 int64_t available_memory_bytes();
 
 double median(std::vector<double> values);
+// at: 0 the least, 1 the largest, between two values in proportion; 0 of no values.
+double quantile(std::vector<double> values, double at);
 // Relative spread: (third - first quartile) / median.
 double spread(std::vector<double> values);
 

@@ -41,6 +41,7 @@ svg text { font: 11px system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-
 .ax { stroke: var(--line); } .mark { stroke: var(--mark); stroke-dasharray: 4 3; }
 .ph { stroke: var(--ink); stroke-width: 1.5; } .track { fill: var(--track); }
 .e { stroke: var(--bg); stroke-width: 0.7; } rect:hover { opacity: 0.75; } .hatch { fill: url(#hatch); }
+.o { stroke: var(--soft); stroke-width: 0.7; } .page { fill: var(--bg); } circle:hover { opacity: 0.6; }
 .n0 { fill: var(--n0); } .n1 { fill: var(--n1); } .n2 { fill: var(--n2); } .n3 { fill: var(--n3); }
 .n4 { fill: var(--n4); } .g0 { fill: var(--g0); } .g1 { fill: var(--g1); } .w { fill: var(--w); }
 .n { fill: var(--n); } .m { fill: var(--m); } .h0 { fill: var(--h0); } .h1 { fill: var(--h1); }
@@ -66,6 +67,10 @@ std::string html_page_begin(const std::string& title) {
       "content=\"width=device-width, initial-scale=1\">\n<title>{0}</title>\n"
       "<style>{1}</style>\n</head>\n<body>\n{2}<h1>{0}</h1>\n",
       escape_html(title), kStyle, kHatch);
+}
+
+const char* page_style() {
+  return kStyle;
 }
 
 std::string html_page_end() {

@@ -10,6 +10,8 @@ namespace capillary::cli {
 // <!DOCTYPE ... <body> and the heading; title is escaped here.
 std::string html_page_begin(const std::string& title);
 std::string html_page_end();
+// The style sheet alone, for an SVG file.
+const char* page_style();
 
 // A coloured square with its meaning, for legends; color is a class of the style sheet.
 std::string html_key(const char* color, const char* text);

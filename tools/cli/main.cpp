@@ -92,6 +92,7 @@ int main_of(int argc, char** argv) {
   add_bench_command(app, invocation);
   add_replay_command(app, invocation);
   add_generate_command(app, invocation);
+  add_calibrate_command(app, invocation);
 
   if (argc <= 1) {
     std::fprintf(stderr, "%s", app.help().c_str());

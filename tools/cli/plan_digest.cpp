@@ -78,7 +78,7 @@ class RankSummer {
     }
     // Narrow streams run side by side: the phase lasts as long as its loads or its longest chain.
     digest->phase_us.push_back(wide ? sum_us : std::max(sum_us, longest_stream_us));
-    digest->us += digest->phase_us.back();
+    digest->us += model_.profile().item_start_us + digest->phase_us.back();
   }
 
   const PlanView& view_;
@@ -133,8 +133,9 @@ PlanDigest digest_plan(const Plan& plan, const PrefixForest& forest, const Model
       digest.wide_items += added.wide_items;
       digest.narrow_items += added.narrow_items;
     }
-    sum.us +=
-        profile.job_start_us + model.exchange_us(merged_rows, sum.peer_rows, header.cluster_size);
+    sum.start_us = profile.job_start_us;
+    sum.exchange_us = model.exchange_us(merged_rows, sum.peer_rows, header.cluster_size);
+    sum.us += sum.start_us + sum.exchange_us;
     digest.jobs.push_back(std::move(sum));
   }
   digest.num_groups = static_cast<int32_t>(groups.size());

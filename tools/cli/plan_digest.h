@@ -20,7 +20,7 @@ struct RankDigest {
   int64_t peer_rows = 0;    // partial rows it fetches from other ranks
   std::vector<double>
       phase_us;   // a wide phase's items one after another, narrow streams side by side
-  double us = 0;  // their sum
+  double us = 0;  // their sum, and a start for each
 };
 
 struct JobDigest {
@@ -30,6 +30,8 @@ struct JobDigest {
   int64_t kv_bytes = 0;
   int64_t peer_rows = 0;
   double us = 0;  // its longest rank, start and exchange included
+  double start_us = 0;
+  double exchange_us = 0;
   std::vector<RankDigest> ranks;
 };
 

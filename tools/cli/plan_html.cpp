@@ -72,13 +72,11 @@ std::string time_section(const PlanReport& report) {
   const auto bar = [](const char* label, double us, const char* css_class) {
     return Bar{label, us, format_us(us), css_class};
   };
-  std::vector<Bar> bars = {bar("HBM", summary.hbm_us, "n2"),
-                           bar("L2 re-reads", summary.l2_us, "n1"),
-                           bar("arithmetic", summary.compute_us, "n"),
-                           bar("exchange", summary.exchange_us, "m"),
-                           bar("launch and starts", summary.fixed_us, "n0"),
-                           bar("floor", summary.floor_us, "h1"),
-                           bar("predicted", summary.predicted_us, "h3")};
+  std::vector<Bar> bars = {
+      bar("HBM", summary.hbm_us, "n2"),           bar("L2 re-reads", summary.l2_us, "n1"),
+      bar("arithmetic", summary.compute_us, "n"), bar("exchange", summary.exchange_us, "m"),
+      bar("launch", summary.launch_us, "n0"),     bar("starts of jobs", summary.job_start_us, "n0"),
+      bar("floor", summary.floor_us, "h1"),       bar("predicted", summary.predicted_us, "h3")};
   if (report.flat) {
     bars.push_back(bar("predicted, flat", report.flat->summary.predicted_us, "h2"));
   }
@@ -131,8 +129,8 @@ std::string cards(const PlanReport& report) {
   text += card(format_count(summary.num_requests), "requests");
   text += card(fmt::format("{:.2f}x", sharing_of(summary)), "sharing (flat / unique bytes)");
   text += card(mode_name(summary.mode), "mode chosen");
-  text +=
-      card(fmt::format("{} x {}", summary.num_clusters, summary.cluster_size), "clusters x CTAs");
+  text += card(fmt::format("{} x {}", summary.num_clusters, summary.cluster_size),
+               fmt::format("clusters x CTAs ({} clusters co-resident)", summary.resident_clusters));
   text += card(format_count(summary.num_jobs), "jobs a KV head");
   text += card(format_us(summary.predicted_us), "predicted");
   text += card(fmt::format("{:.2f}", efficiency_of(summary)),
@@ -157,6 +155,9 @@ std::string plan_html(const PlanReport& report) {
       dtype_name(report.shape.dtype), report.forest.page_size(), escape_html(report.profile.name),
       escape_html(report.profile.source), CAPILLARY_VERSION_STRING);
   page += cards(report);
+  if (summary.fallback != Fallback::kNone) {
+    page += fmt::format("<p>Fallback: {}.</p>\n", fallback_reason(summary.fallback));
+  }
   page += fmt::format("<p>{}</p>\n", escape_html(explain_line(report)));
   if (summary.num_requests == 0) {
     return page + "<p>The batch is empty: nothing to draw.</p>\n" + html_page_end();
@@ -178,17 +179,22 @@ std::string plan_html(const PlanReport& report) {
         "KV bytes that every rank (CTA) of every job reads, for one KV head; the stronger "
         "the colour, the more. Even colour means even work.",
         ranks_svg(report));
+    page += html_section("Predicted timeline",
+                         "Every cluster's jobs one after another, all KV heads, by the cost "
+                         "model's rates; at the left "
+                         "the launch." +
+                             html_key("n1", "start of a job") + html_key("g0", "its keys") +
+                             html_key("g1", "those of jobs with odd numbers") +
+                             html_key("m", "exchange"),
+                         clusters_svg(report));
     page += html_section(
-        "Schedule",
-        "Every cluster's jobs one after another, all KV heads, by the cost model's rates.",
-        clusters_svg(report));
-    page += html_section("The busiest job",
-                         "Its ranks phase by phase, by the cost model's rates; black lines are "
-                         "barriers between phases." +
-                             html_key("w", "wide item: all warps on it") +
-                             html_key("n", "narrow items: a stream a warp") +
-                             html_key("m", "merges after the exchange"),
-                         busiest_job_svg(report));
+        "The busiest job",
+        "Its ranks phase by phase, by the cost model's rates; each phase begins with fetching "
+        "queries, drawn as a gap; black lines are barriers between phases." +
+            html_key("w", "wide item: all warps on it") +
+            html_key("n", "narrow items: a stream a warp") +
+            html_key("m", "merges after the exchange"),
+        busiest_job_svg(report));
   }
   page += bytes_section(report);
   page += time_section(report);

@@ -2,6 +2,7 @@
 // A plan as JSON (plan_json.h).
 #include "cli/plan_json.h"
 
+#include <algorithm>
 #include <span>
 #include <vector>
 
@@ -57,15 +58,25 @@ ordered_json summary_json(const PlanReport& report) {
   const PlanSummary& summary = report.summary;
   ordered_json object = {
       {"mode", mode_name(summary.mode)},
+      {"asked_mode", mode_name(report.options.mode)},
+      {"fallback", summary.fallback == Fallback::kNone
+                       ? ordered_json()
+                       : ordered_json(fallback_reason(summary.fallback))},
       {"num_requests", summary.num_requests},
       {"num_nodes", summary.num_nodes},
+      {"num_shared_nodes", report.digest.num_shared_nodes},
+      {"num_levels", report.digest.num_levels},
+      {"num_groups", summary.num_groups},
       {"num_jobs", summary.num_jobs},
-      {"num_groups", report.digest.num_groups},
       {"cluster_size", summary.cluster_size},
       {"num_clusters", summary.num_clusters},
+      {"resident_clusters", summary.resident_clusters},
+      {"resident_ctas",
+       std::min(summary.num_clusters, summary.resident_clusters) * summary.cluster_size},
       {"unique_bytes", summary.unique_bytes},
       {"flat_bytes", summary.flat_bytes},
       {"planned_bytes", summary.planned_bytes},
+      {"saved_bytes", summary.flat_bytes - summary.planned_bytes},
       {"exchange_bytes", summary.exchange_bytes},
       {"split_bytes", summary.split_bytes},
       {"sharing", sharing_of(summary)},
@@ -77,7 +88,8 @@ ordered_json summary_json(const PlanReport& report) {
       {"l2_us", summary.l2_us},
       {"compute_us", summary.compute_us},
       {"exchange_us", summary.exchange_us},
-      {"fixed_us", summary.fixed_us},
+      {"launch_us", summary.launch_us},
+      {"job_start_us", summary.job_start_us},
       {"reason", summary.reason},
       {"first_plan_us", report.first_plan_us},
       {"plan_us", report.warm_plan_us},

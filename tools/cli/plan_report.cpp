@@ -100,8 +100,7 @@ Loser plan_flat(const PlanReport& report) {
 
 }  // namespace
 
-PlanReport make_plan_report(const Step& step, const PlanOptions& options,
-                            const DeviceProfile& profile) {
+PlanReport make_plan(const Step& step, const PlanOptions& options, const DeviceProfile& profile) {
   PlanReport report;
   report.name = step.name;
   report.shape = step.shape;
@@ -123,6 +122,12 @@ PlanReport make_plan_report(const Step& step, const PlanOptions& options,
   report.summary = planner.summary();
   report.digest = digest_plan(report.plan, step.forest, step.shape, profile);
   report.busiest_us = busiest_cluster_us(report.digest);
+  return report;
+}
+
+PlanReport make_plan_report(const Step& step, const PlanOptions& options,
+                            const DeviceProfile& profile) {
+  PlanReport report = make_plan(step, options, profile);
   if (const PlanCandidate* runner_up = runner_up_of(report.summary.candidates)) {
     report.runner_up = plan_loser(report, *runner_up);
   }

@@ -37,6 +37,8 @@ struct PlanReport {
   std::optional<Loser> flat;  // nothing shared, unless that is what was chosen
 };
 
+// The chosen plan alone, without the plans that lost: what a bench needs.
+PlanReport make_plan(const Step& step, const PlanOptions& options, const DeviceProfile& profile);
 PlanReport make_plan_report(const Step& step, const PlanOptions& options,
                             const DeviceProfile& profile);
 

@@ -130,6 +130,7 @@ class JobDrawing {
     for (uint32_t p = 0; p < work(rank).num_phases; ++p) {
       const Phase& phase = view_.phases()[work(rank).phase_begin + p];
       const double width = digest.phase_us[p] * px_;
+      x += report_.profile.item_start_us * px_;
       if (phase.kind == PhaseKind::kWide) {
         draw_wide(phase, x, y, width);
       } else {
@@ -268,15 +269,27 @@ std::string clusters_svg(const PlanReport& report) {
     for (uint32_t e = view.schedule_begin()[c]; e < view.schedule_begin()[c + 1]; ++e) {
       const ScheduleEntry& entry = view.schedule()[e];
       const JobDigest& job = report.digest.jobs[entry.job];
-      row.add(kLeft + at_us * px, job.us * px, entry.job % 2 == 0 ? "g0 e" : "g1 e",
-              fmt::format("cluster {}: job {}, KV head {}, {}, about {}", c, entry.job,
-                          entry.kv_head, kv_bytes(job.kv_bytes), format_us(job.us)),
-              fmt::format("job {}, head {}", entry.job, entry.kv_head));
-      at_us += job.us;
+      const std::string title = fmt::format(
+          "cluster {}: job {}, KV head {}, {}, about {}: start {}, keys {}, exchange {}", c,
+          entry.job, entry.kv_head, kv_bytes(job.kv_bytes), format_us(job.us),
+          format_us(job.start_us), format_us(job.us - job.start_us - job.exchange_us),
+          format_us(job.exchange_us));
+      const auto part = [&](double us, const char* css_class, const std::string& label) {
+        if (us > 0) row.add(kLeft + at_us * px, us * px, css_class, title, label);
+        at_us += us;
+      };
+      part(job.start_us, "n1 e", "");
+      part(job.us - job.start_us - job.exchange_us, entry.job % 2 == 0 ? "g0 e" : "g1 e",
+           fmt::format("job {}, head {}", entry.job, entry.kv_head));
+      part(job.exchange_us, "m e", "");
     }
     row.flush();
   }
   const double bottom = static_cast<double>(clusters.size()) * height + 20;
+  if (launch_us * px >= kNarrowest) {
+    svg.rect(kLeft, 16, launch_us * px, static_cast<double>(clusters.size()) * height, "track",
+             fmt::format("launch, first bytes and drain: {}", format_us(launch_us)));
+  }
   svg.text(kLeft - 8, 26, "t",
            fmt::format("{} cluster{}", clusters.size(), clusters.size() == 1 ? "" : "s"),
            Anchor::kEnd);

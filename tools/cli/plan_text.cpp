@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// A plan explained in words (plan_text.h). Every figure is the plan's or the model's; nothing is computed here
-// beyond ratios of these.
+// A plan explained in words (plan_text.h): what the library says of any plan (explain), and what the losers' plans
+// and the digest add. Nothing is computed here beyond ratios.
 #include "cli/plan_text.h"
 
 #include <algorithm>
@@ -24,25 +24,6 @@ std::string bytes(int64_t count) {
   return format_bytes(static_cast<double>(count));
 }
 
-const char* path_sentence(const PlanReport& report) {
-  const PlanSummary& summary = report.summary;
-  switch (summary.mode) {
-    case Mode::kFlat:
-      return report.options.mode == Mode::kFlat
-                 ? "flat, as asked for: every request is planned as if alone"
-             : summary.flat_bytes > summary.unique_bytes
-                 ? "flat: sharing would not pay here, every request is planned as if alone"
-                 : "flat: nothing is shared, every request is planned alone";
-    case Mode::kSharedL2:
-      return "shared-l2: shared nodes are read for many requests, partials meet in global memory";
-    case Mode::kAuto:
-      break;
-  }
-  return summary.flat_bytes > summary.unique_bytes
-             ? "shared: shared nodes are read for many requests, partials meet in the cluster"
-             : "nothing is shared; work is cut evenly, partials meet in the cluster";
-}
-
 std::string forest_sentence(const PlanReport& report) {
   const PlanDigest& digest = report.digest;
   std::string text =
@@ -51,21 +32,6 @@ std::string forest_sentence(const PlanReport& report) {
                   plural(report.summary.num_nodes, "node"), digest.num_shared_nodes,
                   plural(digest.num_levels, "level"), plural(digest.longest_request, "token"));
   if (digest.num_empty_requests > 0) text += fmt::format(", {} empty", digest.num_empty_requests);
-  return text;
-}
-
-std::string reads_sentence(const PlanSummary& summary) {
-  std::string text = fmt::format("{} planned", bytes(summary.planned_bytes));
-  if (summary.unique_bytes > 0) {
-    text += fmt::format(", {:.2f}x unique", static_cast<double>(summary.planned_bytes) /
-                                                static_cast<double>(summary.unique_bytes));
-  }
-  if (summary.flat_bytes > summary.planned_bytes) {
-    const int64_t saved = summary.flat_bytes - summary.planned_bytes;
-    text +=
-        fmt::format("; saves {} ({:.1f}%) against flat", bytes(saved),
-                    100.0 * static_cast<double>(saved) / static_cast<double>(summary.flat_bytes));
-  }
   return text;
 }
 
@@ -111,28 +77,11 @@ std::string plan_text(const PlanReport& report) {
                                       dtype_name(report.shape.dtype), report.forest.page_size()));
   text += row("profile", fmt::format("{} ({})", report.profile.name, report.profile.source));
   text += row("forest", forest_sentence(report));
-  text += row("sharing", fmt::format("{:.2f}x: unique {}, flat {}", sharing_of(summary),
-                                     bytes(summary.unique_bytes), bytes(summary.flat_bytes)));
-  text += row("path", path_sentence(report));
-  if (!summary.reason.empty()) text += row("reason", summary.reason);
+  text += explain(summary);
   text +=
-      row("launch",
-          fmt::format("{} of {}; {} in {} a KV head, {} work items ({} wide, {} narrow)",
-                      plural(summary.num_clusters, "cluster"), plural(summary.cluster_size, "CTA"),
-                      plural(summary.num_jobs, "job"), plural(digest.num_groups, "query group"),
-                      format_count(digest.wide_items + digest.narrow_items),
-                      format_count(digest.wide_items), format_count(digest.narrow_items)));
-  text += row("reads", reads_sentence(summary));
-  text += row("partials", fmt::format("{} through distributed shared memory, {} through L2",
-                                      bytes(summary.exchange_bytes), bytes(summary.split_bytes)));
-  text += row("predicted", fmt::format("{}; floor {} ({}), efficiency {:.2f}",
-                                       format_us(summary.predicted_us), format_us(summary.floor_us),
-                                       summary.hbm_us >= summary.compute_us ? "memory" : "compute",
-                                       efficiency_of(summary)));
-  text += row("  terms", fmt::format("HBM {}, L2 {}, compute {}, exchange {}, fixed {}",
-                                     format_us(summary.hbm_us), format_us(summary.l2_us),
-                                     format_us(summary.compute_us), format_us(summary.exchange_us),
-                                     format_us(summary.fixed_us)));
+      row("items", fmt::format("{} ({} wide, {} narrow)",
+                               format_count(digest.wide_items + digest.narrow_items),
+                               format_count(digest.wide_items), format_count(digest.narrow_items)));
   if (report.flat) {
     const PlanSummary& flat = report.flat->summary;
     text +=

@@ -2,6 +2,7 @@
 // Inline SVG writer (svg.h).
 #include "cli/svg.h"
 
+#include "cli/html_page.h"
 #include "fmt/format.h"
 #include "workload/words.h"
 
@@ -32,17 +33,25 @@ std::string number(double value) {
   return text == "-0" ? "0" : text;
 }
 
+std::string tag_end(const char* name, std::string_view title) {
+  return title.empty() ? "/>\n"
+                       : fmt::format("><title>{}</title></{}>\n", escape_html(title), name);
+}
+
 }  // namespace
 
 void Svg::rect(double x, double y, double width, double height, std::string_view css_class,
                std::string_view title) {
   body_ += fmt::format("<rect x=\"{}\" y=\"{}\" width=\"{}\" height=\"{}\" class=\"{}\"", number(x),
                        number(y), number(width), number(height), css_class);
-  if (title.empty()) {
-    body_ += "/>\n";
-  } else {
-    body_ += fmt::format("><title>{}</title></rect>\n", escape_html(title));
-  }
+  body_ += tag_end("rect", title);
+}
+
+void Svg::circle(double x, double y, double radius, std::string_view css_class,
+                 std::string_view title) {
+  body_ += fmt::format("<circle cx=\"{}\" cy=\"{}\" r=\"{}\" class=\"{}\"", number(x), number(y),
+                       number(radius), css_class);
+  body_ += tag_end("circle", title);
 }
 
 void Svg::text(double x, double y, std::string_view css_class, std::string_view content,
@@ -70,6 +79,14 @@ void Svg::line(double x1, double y1, double x2, double y2, std::string_view css_
 std::string Svg::str(double height, std::string_view aria_label) const {
   return fmt::format("<svg viewBox=\"0 0 {} {}\" role=\"img\" aria-label=\"{}\">\n{}</svg>\n",
                      number(kWidth), number(height), escape_html(aria_label), body_);
+}
+
+std::string Svg::file(double height, std::string_view aria_label) const {
+  return fmt::format(
+      "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0} {1}\" role=\"img\" "
+      "aria-label=\"{2}\">\n<style>{3}</style>\n<rect width=\"{0}\" height=\"{1}\" "
+      "class=\"page\"/>\n{4}</svg>\n",
+      number(kWidth), number(height), escape_html(aria_label), page_style(), body_);
 }
 
 }  // namespace capillary::cli

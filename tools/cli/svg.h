@@ -18,6 +18,8 @@ class Svg {
   // title: an empty one means no tooltip.
   void rect(double x, double y, double width, double height, std::string_view css_class,
             std::string_view title = "");
+  void circle(double x, double y, double radius, std::string_view css_class,
+              std::string_view title = "");
   void text(double x, double y, std::string_view css_class, std::string_view content,
             Anchor anchor = Anchor::kStart);
   // Text in the middle of a box, if it fits; of several wordings the first that does.
@@ -27,6 +29,8 @@ class Svg {
 
   // The whole element; label tells people who cannot see it what it shows.
   std::string str(double height, std::string_view aria_label) const;
+  // A file of its own, with the pages' style sheet.
+  std::string file(double height, std::string_view aria_label) const;
 
  private:
   std::string body_;

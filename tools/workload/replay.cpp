@@ -118,7 +118,7 @@ class Replay {
     report_.forest_time.add(us_since(start));
     report_.restructured_steps += tracker_.restructured() ? 1 : 0;
     start = Clock::now();
-    const Plan& plan = planner_.plan(forest);
+    const Plan& plan = planner_.update(forest);
     point.plan_us = us_since(start);
     report_.plan_time.add(point.plan_us);
     if (hooks.step) hooks.step(batch_, forest, plan);

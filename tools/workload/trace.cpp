@@ -14,7 +14,7 @@
 
 #include "capillary/error.h"
 #include "fmt/format.h"
-#include "workload/json_text.h"
+#include "profile/json_text.h"
 
 namespace capillary {
 namespace {

@@ -4,13 +4,14 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <numeric>
 #include <random>
 #include <set>
 
 #include "capillary/error.h"
 #include "fmt/format.h"
-#include "workload/json_text.h"
+#include "profile/json_text.h"
 
 namespace capillary {
 namespace {
@@ -81,7 +82,8 @@ Workload workload_of(const nlohmann::json& object, std::string_view source, size
       JsonFields(object, kFunction, source, fmt::format("workloads[{}]", index)).text("name");
   const JsonFields fields(object, kFunction, source, fmt::format("workload '{}'", workload.name));
   if (workload.name.empty()) fields.fail("name", "is empty", "name the workload", "give a name");
-  fields.allow_only({"name", "nodes", "tokens", "heads", "page", "head_dim", "source", "note"});
+  fields.allow_only(
+      {"name", "nodes", "tokens", "ragged", "heads", "page", "head_dim", "source", "note"});
   workload.nodes = int_list(fields, "nodes", 1, kMaxNodes);
   workload.tokens = int_list(fields, "tokens", 0, kMaxTokens);
   if (const auto fault = check_levels(workload.nodes, workload.tokens)) {
@@ -102,16 +104,35 @@ Workload workload_of(const nlohmann::json& object, std::string_view source, size
   if (fields.has("head_dim")) {
     workload.head_dim = static_cast<int32_t>(fields.integer("head_dim", 1, 1 << 16));
   }
+  if (fields.has("ragged")) {
+    const nlohmann::json& ragged = object.at("ragged");
+    workload.ragged = ragged.is_number() ? ragged.get<double>() : -1;
+    if (!(workload.ragged >= 0) || workload.ragged >= 1) {
+      fields.fail("ragged", fmt::format("is {}", json_excerpt(ragged)),
+                  "be a number of at least 0 and below 1",
+                  "give the part by which lengths may differ from their level's, as 0.25");
+    }
+  }
   if (fields.has("source")) workload.source = fields.text("source");
   if (fields.has("note")) workload.note = fields.text("note");
   return workload;
 }
 
-// First logical token of each level, and the length of a request at the end.
-std::vector<int64_t> level_token_begin(const std::vector<int32_t>& tokens) {
-  std::vector<int64_t> begin = {0};
-  for (const int32_t count : tokens) begin.push_back(begin.back() + count);
-  return begin;
+// Uniform in [0, 1), the same on every platform.
+double hash_unit(uint64_t value) {
+  value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9ull;
+  value = (value ^ (value >> 27)) * 0x94d049bb133111ebull;
+  return static_cast<double>((value ^ (value >> 31)) >> 11) * 0x1p-53;
+}
+
+uint64_t name_hash(std::string_view name) {
+  uint64_t hash = 1469598103934665603ull;
+  for (const char byte : name) hash = (hash ^ static_cast<unsigned char>(byte)) * 1099511628211ull;
+  return hash;
+}
+
+int64_t parent_of(const Workload& workload, size_t level, int64_t node) {
+  return node * workload.nodes[level - 1] / workload.nodes[level];
 }
 
 }  // namespace
@@ -182,18 +203,41 @@ Workload workload_from_shorthand(std::string_view text) {
   return workload;
 }
 
+std::string workloads_to_json(std::span<const Workload> workloads, std::string_view rule) {
+  // A line a workload: such files are read and compared by people.
+  std::string text =
+      fmt::format("{{\n \"rule\": {},\n \"workloads\": [", nlohmann::json(rule).dump());
+  for (const Workload& workload : workloads) {
+    nlohmann::ordered_json object = {
+        {"name", workload.name}, {"nodes", workload.nodes}, {"tokens", workload.tokens}};
+    if (workload.ragged > 0) object["ragged"] = workload.ragged;
+    object["heads"] = nlohmann::json::array();
+    for (const Heads& heads : workload.heads) object["heads"].push_back(heads_name(heads));
+    object["page"] = workload.page_size;
+    if (workload.head_dim != 128) object["head_dim"] = workload.head_dim;
+    if (!workload.source.empty()) object["source"] = workload.source;
+    if (!workload.note.empty()) object["note"] = workload.note;
+    text += (&workload == workloads.data() ? "\n  " : ",\n  ") + object.dump();
+  }
+  return text + "\n ]\n}\n";
+}
+
 TreeShape tree_shape(const Workload& workload) {
   TreeShape shape;
+  const uint64_t hash = name_hash(workload.name);
   int32_t above_begin = 0;
   for (size_t level = 0; level < workload.nodes.size(); ++level) {
-    const int32_t level_begin = static_cast<int32_t>(shape.parent.size());
-    const int64_t count = workload.nodes[level];
-    for (int64_t node = 0; node < count; ++node) {
-      const int32_t parent =
-          level == 0 ? -1
-                     : above_begin + static_cast<int32_t>(node * workload.nodes[level - 1] / count);
-      shape.parent.push_back(parent);
-      shape.num_tokens.push_back(workload.tokens[level]);
+    const auto level_begin = static_cast<int32_t>(shape.parent.size());
+    for (int64_t node = 0; node < workload.nodes[level]; ++node) {
+      shape.parent.push_back(
+          level == 0 ? -1 : above_begin + static_cast<int32_t>(parent_of(workload, level, node)));
+      int32_t tokens = workload.tokens[level];
+      if (workload.ragged > 0) {
+        const uint64_t place = (static_cast<uint64_t>(level) << 32) + static_cast<uint64_t>(node);
+        const double unit = hash_unit(hash + place * 0x9e3779b97f4a7c15ull);
+        tokens = static_cast<int32_t>(std::lround(tokens * (1 + workload.ragged * (2 * unit - 1))));
+      }
+      shape.num_tokens.push_back(tokens);
     }
     above_begin = level_begin;
   }
@@ -205,43 +249,53 @@ Batch make_batch(const Workload& workload, int32_t page_size, const BatchShuffle
     throw InvalidArgument(five_parts("make_batch", "page_size", fmt::format("is {}", page_size),
                                      "be at least 1", "give the page size of the cache"));
   }
-  const std::vector<int64_t> token_begin = level_token_begin(workload.tokens);
-  const int32_t num_requests = workload.num_requests();
+  const TreeShape shape = tree_shape(workload);
+  const size_t num_nodes = shape.parent.size();
+  const auto num_requests = static_cast<size_t>(workload.num_requests());
+  // First logical token past each node; a request ends with its node, one of the last.
+  std::vector<int64_t> token_end(num_nodes);
+  for (size_t node = 0; node < num_nodes; ++node) {
+    const int32_t parent = shape.parent[node];
+    token_end[node] =
+        shape.num_tokens[node] + (parent < 0 ? 0 : token_end[static_cast<size_t>(parent)]);
+  }
   Batch batch;
   batch.page_size = page_size;
-  batch.num_columns = (token_begin.back() + page_size - 1) / page_size;
-  if (batch.num_columns * num_requests > kMaxTableEntries) {
+  const size_t first_leaf = num_nodes - num_requests;
+  for (size_t leaf = first_leaf; leaf < num_nodes; ++leaf) {
+    batch.seq_lens.push_back(static_cast<int32_t>(token_end[leaf]));
+    batch.num_columns = std::max(batch.num_columns, (token_end[leaf] + page_size - 1) / page_size);
+  }
+  if (batch.num_columns * workload.num_requests() > kMaxTableEntries) {
     throw InvalidArgument(five_parts(
         "make_batch", fmt::format("workload '{}'", workload.name),
         fmt::format("needs a block table of {} x {} pages", num_requests, batch.num_columns),
         fmt::format("fit {} entries", kMaxTableEntries), "use fewer requests or larger pages"));
   }
-  batch.seq_lens.assign(static_cast<size_t>(num_requests),
-                        static_cast<int32_t>(token_begin.back()));
-  batch.block_table.resize(static_cast<size_t>(batch.num_columns * num_requests));
+  batch.block_table.assign(static_cast<size_t>(batch.num_columns) * num_requests, Batch::kWildPage);
 
-  // Level by level, in order of first use: node n of the level owns the columns whose last token (or, at
-  // the end of the request, whose only tokens) its level holds.
-  const size_t last_level = workload.nodes.size() - 1;
+  // Page ids in order of first use, node by node: a node owns the columns whose last token it holds, a leaf also
+  // the one in which its request ends.
+  std::vector<int64_t> column_begin(num_nodes);
+  std::vector<int64_t> column_end(num_nodes);
+  std::vector<int64_t> first_page(num_nodes);
   int64_t next_page = 0;
-  int64_t column = 0;
-  for (size_t level = 0; level <= last_level; ++level) {
-    const int64_t column_end =
-        level == last_level ? batch.num_columns : token_begin[level + 1] / page_size;
-    const int64_t width = column_end - column;
-    for (int64_t request = 0; request < num_requests; ++request) {
-      // The request's ancestor on this level: the parent rule, applied upwards from the last level.
-      int64_t node = request;
-      for (size_t below = last_level; below > level; --below) {
-        node = node * workload.nodes[below - 1] / workload.nodes[below];
-      }
-      int32_t* row = batch.block_table.data() + request * batch.num_columns;
-      for (int64_t i = 0; i < width; ++i) {
-        row[column + i] = static_cast<int32_t>(next_page + node * width + i);
+  for (size_t node = 0; node < num_nodes; ++node) {
+    const int64_t begin = token_end[node] - shape.num_tokens[node];
+    column_begin[node] = begin / page_size;
+    column_end[node] = (token_end[node] + (node < first_leaf ? 0 : page_size - 1)) / page_size;
+    first_page[node] = next_page;
+    next_page += column_end[node] - column_begin[node];
+  }
+  for (size_t request = 0; request < num_requests; ++request) {
+    int32_t* row = batch.block_table.data() + static_cast<int64_t>(request) * batch.num_columns;
+    for (auto node = static_cast<int32_t>(first_leaf + request); node >= 0;
+         node = shape.parent[static_cast<size_t>(node)]) {
+      const auto n = static_cast<size_t>(node);
+      for (int64_t column = column_begin[n]; column < column_end[n]; ++column) {
+        row[column] = static_cast<int32_t>(first_page[n] + column - column_begin[n]);
       }
     }
-    next_page += width * workload.nodes[level];
-    column = column_end;
   }
   batch.num_pages = static_cast<int32_t>(next_page);
 
@@ -250,19 +304,24 @@ Batch make_batch(const Workload& workload, int32_t page_size, const BatchShuffle
     std::vector<int32_t> page_of(static_cast<size_t>(next_page));
     std::iota(page_of.begin(), page_of.end(), 0);
     std::shuffle(page_of.begin(), page_of.end(), random);
-    for (int32_t& page : batch.block_table) page = page_of[static_cast<size_t>(page)];
+    for (int32_t& page : batch.block_table) {
+      if (page != Batch::kWildPage) page = page_of[static_cast<size_t>(page)];
+    }
   }
   if (shuffle.permute_requests) {
-    std::vector<int32_t> order(static_cast<size_t>(num_requests));
+    std::vector<int32_t> order(num_requests);
     std::iota(order.begin(), order.end(), 0);
     std::shuffle(order.begin(), order.end(), random);
     std::vector<int32_t> table(batch.block_table.size());
-    for (int64_t request = 0; request < num_requests; ++request) {
-      const auto from =
-          batch.block_table.begin() + order[static_cast<size_t>(request)] * batch.num_columns;
-      std::copy(from, from + batch.num_columns, table.begin() + request * batch.num_columns);
+    std::vector<int32_t> seq_lens(num_requests);
+    for (size_t request = 0; request < num_requests; ++request) {
+      const auto from = batch.block_table.begin() + int64_t{order[request]} * batch.num_columns;
+      std::copy(from, from + batch.num_columns,
+                table.begin() + static_cast<int64_t>(request) * batch.num_columns);
+      seq_lens[request] = batch.seq_lens[static_cast<size_t>(order[request])];
     }
     batch.block_table = std::move(table);
+    batch.seq_lens = std::move(seq_lens);
   }
   return batch;
 }

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -25,7 +26,8 @@ std::optional<Heads> parse_heads(std::string_view text);
 std::string heads_name(const Heads& heads);
 
 // nodes[i] nodes of tokens[i] tokens on level i. Child j of n on a level hangs under parent
-// floor(j * parents / n); every node of the last level is one request.
+// floor(j * parents / n); every node of the last level is one request. With ragged > 0 a node has its level's
+// tokens times 1 - ragged to 1 + ragged, by a hash of the workload's name, the level and the node.
 struct Workload {
   std::string name;
   std::vector<int32_t> nodes;
@@ -33,6 +35,7 @@ struct Workload {
   std::vector<Heads> heads;  // never empty
   int32_t page_size = 16;
   int32_t head_dim = 128;
+  double ragged = 0;  // in [0, 1)
   std::string source;
   std::string note;
 
@@ -41,6 +44,9 @@ struct Workload {
 
 // Throws InvalidArgument naming source, workload and field.
 std::vector<Workload> workloads_from_json(std::string_view text, std::string_view source);
+
+// A workload file that workloads_from_json reads back; rule says in words how to read it.
+std::string workloads_to_json(std::span<const Workload> workloads, std::string_view rule);
 
 // "1x4096,10x416": nodes x tokens, level by level.
 Workload workload_from_shorthand(std::string_view text);

@@ -25,9 +25,11 @@ struct CacheArgs {
 };
 
 struct KernelArgs {
-  // 4-D maps [page][kv head][token][dim]: boxes of 64 dims x piece_tokens, 128-byte swizzle (wide), and of
-  // head_dim x 16 tokens, unswizzled (narrow, NarrowCopy::kTensor only).
+  // Wide, 128-byte swizzle: where wide_page_rows is set, 5-D maps whose box is a whole tile, 64 dims x 8 tokens x
+  // head_dim / 64 x 2, addressed by page * wide_page_rows + kv head; else 4-D maps [page][kv head][token][dim] with
+  // boxes of 64 dims x wide_piece tokens. Narrow, unswizzled (NarrowCopy::kTensor only): boxes of head_dim x 16 tokens.
   CUtensorMap wide_map[2], narrow_map[2];  // K, V
+  uint32_t wide_page_rows[2];              // heads' rows from one page to the next
 
   const unsigned char* plan;  // device copy of the blob
   const void* q;              // [num_queries, num_q_heads, head_dim]
@@ -42,8 +44,8 @@ struct KernelArgs {
   float scale_log2;                           // softmax_scale * log2(e)
   FastDiv group_size;
   FastDiv page_size;
-  // 1, 2, 4, 8 or 16: tokens that one copy may take together. Wide boxes: the largest power of two in the page
-  // size. Narrow bulk copies: the same if a head's rows are contiguous in a page, else 1.
+  // Tokens that one copy may take together. Wide 4-D boxes: 1, 2, 4 or 8, the largest power of two in the page
+  // size. Narrow bulk copies: likewise, up to 16, if a head's rows are contiguous in a page, else 1.
   FastDiv wide_piece;
   uint32_t narrow_piece_tokens;
   NarrowCopy narrow_copy;

@@ -27,10 +27,18 @@
 
 namespace capillary::tree_decode {
 
-// A quad row and a place in it. Made once and handed on: reading the thread's number again and again costs more
-// than the two registers.
+// A quad row and a place in it, and 1.0f: all through a shuffle, so that ptxas neither reads the thread's number again
+// for each tile nor knows what a product with `one` is. Such products stand between slots, read and written four dims
+// at a time, and the output, whose registers go four rows and dims to a product: without them ptxas keeps the
+// output in the slots' order and moves all of it before and after the products of every tile.
 struct NarrowLane {
   uint32_t g, t;
+  float one;
+  __device__ __forceinline__ static NarrowLane mine() {
+    const auto own = static_cast<int>(ptx::thread_index() & 31u);
+    const uint32_t lane = __shfl_sync(0xffffffffu, static_cast<uint32_t>(own), own);
+    return {lane / 4, lane % 4, __uint_as_float(0x3f800000u | lane >> 5)};
+  }
 };
 
 // Rows that begin in the same bank.
@@ -128,10 +136,10 @@ __device__ __forceinline__ void narrow_begin(NarrowLane lane, const WorkItem& it
         for (int j = 0; j < 8; j += 4) {
           const float4 value = *reinterpret_cast<const float4*>(
               slot_at(storage, slot, 8 * static_cast<int>(narrow_chunk<Tr>(lane, half)) + j));
-          state.at(block, half, j + 0, column) = value.x;
-          state.at(block, half, j + 1, column) = value.y;
-          state.at(block, half, j + 2, column) = value.z;
-          state.at(block, half, j + 3, column) = value.w;
+          state.at(block, half, j + 0, column) = value.x * lane.one;
+          state.at(block, half, j + 1, column) = value.y * lane.one;
+          state.at(block, half, j + 2, column) = value.z * lane.one;
+          state.at(block, half, j + 3, column) = value.w * lane.one;
         }
     }
 }
@@ -185,10 +193,9 @@ __device__ __forceinline__ void narrow_scores(NarrowLane lane, const unsigned ch
 // operand of the next product: p[block][h] has k = 2t, 2t + 1 (+ 8h) of row g.
 template <class Tr, int kBlocks>
 __device__ __forceinline__ void narrow_softmax(NarrowLane lane, float (&scores)[kBlocks][4],
-                                               int32_t valid, float scale_log2,
+                                               uint32_t valid, float scale_log2,
                                                NarrowState<Tr, kBlocks>& state,
                                                uint32_t (&p)[kBlocks][2]) {
-  const auto token = static_cast<int32_t>(lane.g);
   float correction[kBlocks][2];
   bool rescales = false;
 #pragma unroll
@@ -196,7 +203,7 @@ __device__ __forceinline__ void narrow_softmax(NarrowLane lane, float (&scores)[
 #pragma unroll
     for (int c = 0; c < 4; ++c)
       // A select, not an addition: the key of a token past the end may be NaN.
-      scores[block][c] = token + 8 * (c >> 1) < valid ? scores[block][c] * scale_log2 : -INFINITY;
+      scores[block][c] = lane.g + 8u * (c >> 1) < valid ? scores[block][c] * scale_log2 : -INFINITY;
 #pragma unroll
     for (int column = 0; column < 2; ++column) {
       float& low = scores[block][column];
@@ -228,21 +235,32 @@ __device__ __forceinline__ void narrow_softmax(NarrowLane lane, float (&scores)[
       for (int c = 0; c < 4; ++c) state.o[block][product][c] *= correction[block][c & 1];
 }
 
-// The lane's chunk of one of the halves, of the tokens of k = 2t, 2t + 1, 2t + 8, 2t + 9.
-template <class Tr, bool kPartial>
-__device__ __forceinline__ uint4 narrow_value(NarrowLane lane, const unsigned char* s_v,
-                                              int32_t valid, int i, uint32_t chunk) {
-  const uint32_t token = 2 * lane.t + (static_cast<uint32_t>(i) & 1u) + (i >= 2 ? 8u : 0u);
-  // Rows past the end are whatever was there before, possibly NaN, and 0 * NaN is NaN.
-  const bool real = (!kPartial || static_cast<int32_t>(token) < valid) &&
-                    (Tr::kChunks % 8 == 0 || chunk < Tr::kChunks);
-  if (!real) return uint4{0, 0, 0, 0};
+// Tokens of k = 2t, 2t + 1, 2t + 8, 2t + 9.
+__device__ __forceinline__ uint32_t narrow_token(NarrowLane lane, int i) {
+  return 2 * lane.t + (static_cast<uint32_t>(i) & 1u) + (i >= 2 ? 8u : 0u);
+}
+
+// Values past a tile's end are whatever was there before, possibly NaN, and 0 * NaN is NaN: zeros instead. In place and
+// behind a branch: a second copy of the products for such tiles would have the warp move the output from one copy's
+// registers to the other's, every time.
+__device__ __forceinline__ void narrow_clear(NarrowLane lane, uint32_t valid, uint4 (&v)[4]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    if (narrow_token(lane, i) >= valid) v[i] = uint4{0, 0, 0, 0};
+}
+
+// The lane's chunk of one of the halves of token i.
+template <class Tr>
+__device__ __forceinline__ uint4 narrow_value(NarrowLane lane, const unsigned char* s_v, int i,
+                                              uint32_t chunk) {
+  const uint32_t token = narrow_token(lane, i);
+  if (Tr::kChunks % 8 != 0 && chunk >= Tr::kChunks) return uint4{0, 0, 0, 0};
   return *reinterpret_cast<const uint4*>(s_v + token * Tr::kRowBytes + chunk * 16);
 }
 
-template <class Tr, int kBlocks, bool kPartial>
+template <class Tr, int kBlocks>
 __device__ __forceinline__ void narrow_output(NarrowLane lane, const unsigned char* s_v,
-                                              int32_t valid, const uint32_t (&p)[kBlocks][2],
+                                              uint32_t valid, const uint32_t (&p)[kBlocks][2],
                                               NarrowState<Tr, kBlocks>& state) {
   constexpr int kPairs = NarrowState<Tr, kBlocks>::kPairs;
   // Dim j of a chunk: the low or high halves of two tokens' words.
@@ -260,24 +278,32 @@ __device__ __forceinline__ void narrow_output(NarrowLane lane, const unsigned ch
   const bool odd = kAlignedRows<Tr> && (lane.t & 1u) != 0;
 #pragma unroll
   for (int w = 0; w < kPairs; ++w) {
-    const uint32_t chunk[2] = {narrow_chunk<Tr>(lane, 2 * w), narrow_chunk<Tr>(lane, 2 * w + 1)};
+    const uint32_t low = narrow_chunk<Tr>(lane, 2 * w), high = narrow_chunk<Tr>(lane, 2 * w + 1);
+    // Selected, not indexed: an array indexed by the lane would go through local memory.
+    const uint32_t first = odd ? high : low, second = odd ? low : high;
     uint4 v[2][4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      v[0][i] = narrow_value<Tr, kPartial>(lane, s_v, valid, i, chunk[odd ? 1 : 0]);
-      v[1][i] = narrow_value<Tr, kPartial>(lane, s_v, valid, i, chunk[odd ? 0 : 1]);
-      swap_if(odd, v[0][i], v[1][i]);
+      v[0][i] = narrow_value<Tr>(lane, s_v, i, first);
+      v[1][i] = narrow_value<Tr>(lane, s_v, i, second);
+    }
+    if (valid < kTileTokens) {
+      narrow_clear(lane, valid, v[0]);
+      narrow_clear(lane, valid, v[1]);
     }
 #pragma unroll
-    for (int j = 0; j < 8; ++j)
-      add(8 * w + j, pair(v[0][0], v[0][1], j), pair(v[1][0], v[1][1], j),
-          pair(v[0][2], v[0][3], j), pair(v[1][2], v[1][3], j));
+    for (int j = 0; j < 8; ++j) {
+      const uint32_t a[2] = {pair(v[0][0], v[0][1], j), pair(v[0][2], v[0][3], j)};
+      const uint32_t b[2] = {pair(v[1][0], v[1][1], j), pair(v[1][2], v[1][3], j)};
+      add(8 * w + j, odd ? b[0] : a[0], odd ? a[0] : b[0], odd ? b[1] : a[1], odd ? a[1] : b[1]);
+    }
   }
   if constexpr (Tr::kHalves % 2 != 0) {
     uint4 v[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i)
-      v[i] = narrow_value<Tr, kPartial>(lane, s_v, valid, i, narrow_chunk<Tr>(lane, 2 * kPairs));
+      v[i] = narrow_value<Tr>(lane, s_v, i, narrow_chunk<Tr>(lane, 2 * kPairs));
+    if (valid < kTileTokens) narrow_clear(lane, valid, v);
 #pragma unroll
     for (int j = 0; j < 4; ++j)
       add(8 * kPairs + j, pair(v[0], v[1], j), pair(v[0], v[1], j + 4), pair(v[2], v[3], j),
@@ -310,8 +336,10 @@ __device__ __forceinline__ void narrow_end(NarrowLane lane, const WorkItem& item
           for (int j = 0; j < 8; j += 4)
             *reinterpret_cast<float4*>(
                 slot_at(storage, slot, 8 * static_cast<int>(narrow_chunk<Tr>(lane, half)) + j)) = {
-                state.at(block, half, j, column), state.at(block, half, j + 1, column),
-                state.at(block, half, j + 2, column), state.at(block, half, j + 3, column)};
+                state.at(block, half, j, column) * lane.one,
+                state.at(block, half, j + 1, column) * lane.one,
+                state.at(block, half, j + 2, column) * lane.one,
+                state.at(block, half, j + 3, column) * lane.one};
         continue;
       }
       const float inverse = normaliser(sum);
@@ -369,17 +397,13 @@ __device__ __forceinline__ void compute_narrow_item(const KernelArgs& args, Stor
     tracer.begin_wait();
     wait_cta(storage.k_full, stage, parity, Wait::kKFull);
     tracer.end_wait();
-    const auto valid = static_cast<int32_t>(storage.stage_tokens[stage]);
+    const uint32_t valid = storage.stage_tokens[stage];
     narrow_scores<Tr, kBlocks>(lane, s_k, query, scores);
     narrow_softmax<Tr, kBlocks>(lane, scores, valid, args.scale_log2, state, p);
     tracer.begin_wait();
     wait_cta(storage.v_full, stage, parity, Wait::kVFull);
     tracer.end_wait();
-    const unsigned char* s_v = s_k + Tr::kHalfTileBytes;
-    if (valid == kTileTokens)
-      narrow_output<Tr, kBlocks, false>(lane, s_v, valid, p, state);
-    else
-      narrow_output<Tr, kBlocks, true>(lane, s_v, valid, p, state);
+    narrow_output<Tr, kBlocks>(lane, s_k + Tr::kHalfTileBytes, valid, p, state);
     __syncwarp();
     // This warp alone used the stage: all eight arrivals.
     if (lane.g == 0 && lane.t == 0)
@@ -398,7 +422,7 @@ __device__ void compute_narrow_stream(const KernelArgs& args, Storage<Tr>& stora
   const uint32_t thread = ptx::thread_index();
   const uint32_t stream = thread / 32;
   if (stream >= Tr::kStreams) return;
-  const NarrowLane lane{thread % 32 / 4, thread % 4};
+  const NarrowLane lane = NarrowLane::mine();
   uint32_t index = phase.item_begin;
   for (uint32_t other = 0; other < stream; ++other) index += phase.stream_items[other];
   const uint32_t end = index + phase.stream_items[stream];

@@ -48,11 +48,10 @@ struct LoadSide {
   __device__ __forceinline__ unsigned char* narrow_stage(uint32_t stage) const {
     return storage.ring + stage * Tr::kStageBytes + is_v * Tr::kHalfTileBytes;
   }
-  // Rows of tile `tile` (0..3) in half `half` of the wide step whose first stage is `stage`.
-  __device__ __forceinline__ unsigned char* wide_rows(uint32_t stage, uint32_t tile,
-                                                      uint32_t half) const {
+  // Of tile `tile` (0..3) of the wide step whose first stage is `stage`: [eight tokens][half][token][64 dims].
+  __device__ __forceinline__ unsigned char* wide_tile(uint32_t stage, uint32_t tile) const {
     return storage.ring + stage * Tr::kStageBytes + is_v * Tr::kWideKBytes +
-           half * Tr::kWideHalfBytes + tile * (kTileTokens * 128);
+           tile * Tr::kHalfTileBytes;
   }
 };
 
@@ -177,15 +176,48 @@ __device__ void load_narrow_phase(const LoadSide<Tr>& side, const Program& progr
   }
 }
 
-// One wide step: eight lanes a tile, a box (piece x half) a lane and turn. Lanes that issue together share
-// one short loop in the machine code; one lane with code of its own for each box made
-// root-heavy-1024 465 us where this took 403 (2026-11-30, before later changes).
+// One wide step, a box a tile. The values are one a warp and the compiler knows it by the shuffles: with values of
+// lanes' own it would issue box by box in a loop over lanes, 150 cycles each, and wide items would wait for that.
 template <class Tr>
-__device__ __forceinline__ void copy_wide_step(const LoadSide<Tr>& side, uint32_t stage,
-                                               uint32_t lane, const PendingTile& pending,
-                                               int64_t entry) {
-  const uint32_t tile = lane >> 3, sub = lane & 7u;
+__device__ __forceinline__ void copy_wide_tiles(const LoadSide<Tr>& side, uint32_t stage,
+                                                const PendingTile& mine, uint32_t first_lane) {
   uint64_t* full = side.full() + stage;  // of all four tiles: the consumers wait once a step
+  int32_t page_row[kWideTiles], token[kWideTiles], valid[kWideTiles];
+  uint32_t tiles = 0;
+#pragma unroll
+  for (uint32_t tile = 0; tile < kWideTiles; ++tile) {
+    const auto source = static_cast<int>(first_lane + tile);
+    valid[tile] = __shfl_sync(0xffffffffu, mine.valid, source);
+    token[tile] = static_cast<int32_t>(__shfl_sync(0xffffffffu, mine.token, source) / 8);
+    page_row[tile] = __shfl_sync(0xffffffffu, mine.page_id, source) *
+                         static_cast<int32_t>(side.args.wide_page_rows[side.is_v]) +
+                     static_cast<int32_t>(side.kv_head);
+    tiles += valid[tile] > 0 ? 1 : 0;  // 0: past the item's last tile
+  }
+  if (ptx::elect_one()) {
+#pragma unroll
+    for (uint32_t tile = 0; tile < kWideTiles; ++tile) side.announce(stage + tile, valid[tile]);
+    ptx::mbarrier_arrive_expect_tx(full, tiles * Tr::kHalfTileBytes);
+#pragma unroll
+    for (uint32_t tile = 0; tile < kWideTiles; ++tile)
+      if (valid[tile] > 0)
+        ptx::cp_async_bulk_tensor_5d(side.wide_tile(stage, tile), side.wide_map(), 0, 0, 0,
+                                     token[tile], page_row[tile], full);
+  }
+}
+
+// The same where a tile is no box: eight lanes a tile, a box (piece x half) a lane and turn.
+template <class Tr>
+__device__ __forceinline__ void copy_wide_pieces(const LoadSide<Tr>& side, uint32_t stage,
+                                                 const PendingTile& mine, int64_t mine_entry,
+                                                 uint32_t first_lane) {
+  const uint32_t lane = threadIdx.x & 31u, tile = lane >> 3, sub = lane & 7u;
+  const auto source = static_cast<int>(first_lane + tile);
+  const PendingTile pending{__shfl_sync(0xffffffffu, mine.page_id, source),
+                            __shfl_sync(0xffffffffu, mine.token, source),
+                            __shfl_sync(0xffffffffu, mine.valid, source)};
+  const int64_t entry = __shfl_sync(0xffffffffu, mine_entry, source);
+  uint64_t* full = side.full() + stage;
   const auto valid = static_cast<uint32_t>(pending.valid);
   const uint32_t piece = side.args.wide_piece.divisor;
   const uint32_t pieces =
@@ -198,16 +230,17 @@ __device__ __forceinline__ void copy_wide_step(const LoadSide<Tr>& side, uint32_
   __syncwarp();
   if (lane == 0) ptx::mbarrier_arrive_expect_tx(full, rows * 128 * Tr::kHalves);
   for (uint32_t box = sub; box < pieces * Tr::kHalves; box += 8) {
-    const uint32_t half = box % Tr::kHalves, i = box / Tr::kHalves;
+    const uint32_t half = box % Tr::kHalves, offset = box / Tr::kHalves * piece;
     uint32_t token = pending.token;
     int32_t page_id = pending.page_id;
-    if (i > 0) {
+    if (offset > 0) {
       int64_t piece_entry = entry;
-      token = split_token(token + i * piece, side.args.page_size, &piece_entry);
+      token = split_token(token + offset, side.args.page_size, &piece_entry);
       page_id = side.args.page_ids[piece_entry];
     }
-    ptx::cp_async_bulk_tensor_4d(side.wide_rows(stage, tile, half) + i * piece * 128,
-                                 side.wide_map(), static_cast<int32_t>(half * 64),
+    unsigned char* s_rows = side.wide_tile(stage, tile) +
+                            (offset / 8 * Tr::kHalves + half) * kSwizzleBytes + offset % 8 * 128;
+    ptx::cp_async_bulk_tensor_4d(s_rows, side.wide_map(), static_cast<int32_t>(half * 64),
                                  static_cast<int32_t>(token), static_cast<int32_t>(side.kv_head),
                                  page_id, full);
   }
@@ -218,10 +251,12 @@ template <class Tr>
 __device__ void load_wide_phase(const LoadSide<Tr>& side, const Program& program,
                                 const Phase& phase, uint32_t parities, uint32_t lane) {
   constexpr uint32_t kBatchSteps = 32 / kWideTiles;
+  const bool whole_tiles = side.args.wide_page_rows[side.is_v] != 0;
   uint32_t turn = 0, flipped = 0;  // shared by all items of the phase
   for (uint32_t i = 0; i < phase.num_items; ++i) {
     const WorkItem& item = program.items[phase.item_begin + i];
-    const uint32_t steps = (item.num_tiles + kWideTiles - 1) / kWideTiles;
+    const uint32_t steps =
+        __shfl_sync(0xffffffffu, (item.num_tiles + kWideTiles - 1) / kWideTiles, 0);
     TileWalker walker;
     walker.start(program.segments + item.segment_begin, item.num_segments);
     walker.advance(static_cast<int32_t>(lane));
@@ -238,14 +273,9 @@ __device__ void load_wide_phase(const LoadSide<Tr>& side, const Program& program
       const int64_t entry = next_entry;
       walker.advance(32);
       next = ask();
-      const uint32_t end = min(first + kBatchSteps, steps);
-      for (uint32_t step = first; step < end; ++step) {
+      const uint32_t count = min(kBatchSteps, steps - first);
+      for (uint32_t step = 0; step < count; ++step) {
         const uint32_t stage = turn * kWideTiles;
-        const auto source = static_cast<int>((step - first) * kWideTiles + (lane >> 3));
-        const PendingTile pending{__shfl_sync(0xffffffffu, mine.page_id, source),
-                                  __shfl_sync(0xffffffffu, mine.token, source),
-                                  __shfl_sync(0xffffffffu, mine.valid, source)};
-        const int64_t pending_entry = __shfl_sync(0xffffffffu, entry, source);
         if (lane < kWideTiles) {
           const uint32_t parity = ((parities >> (stage + lane)) & 1u) ^ flipped;
           wait_cta(side.storage.stage_empty, stage + lane, parity ^ 1u, Wait::kStageEmpty);
@@ -253,7 +283,10 @@ __device__ void load_wide_phase(const LoadSide<Tr>& side, const Program& program
         // A wide tile's rows lie across the memory of all four stages: after a narrow phase each of them
         // may have been in another warp's hands, so nothing is copied before all four are free.
         __syncwarp();
-        copy_wide_step(side, stage, lane, pending, pending_entry);
+        if (whole_tiles)
+          copy_wide_tiles(side, stage, mine, step * kWideTiles);
+        else
+          copy_wide_pieces(side, stage, mine, entry, step * kWideTiles);
         __syncwarp();
         if (++turn == Tr::kWideStages) {
           turn = 0;

@@ -32,13 +32,13 @@ struct Program {
 template <class Tr>
 struct Storage {
   // Ring. Narrow: stage s = [K rows | V rows], rows kRowBytes apart. Wide: four stages together hold
-  // [K half 0 | K half 1 | .. | V half 0 | ..], each half 64 tokens x 128 bytes in the 128-byte swizzle.
+  // [K | V], each [8 groups of eight tokens][half: 64 dims][token][128 bytes], in the 128-byte swizzle.
   alignas(1024) unsigned char ring[Tr::kStages * Tr::kStageBytes];
   // Slots: un-normalised output of a row, its 8-float blocks permuted by slot_block(), and (max, sum) base 2.
   alignas(16) float slot_output[Tr::kSlots * Tr::kDim];
   alignas(8) float2 slot_state[Tr::kSlots];
-  uint32_t stage_tokens
-      [Tr::kStages];  // valid tokens of the tile in a stage; K's load warp writes it before k_full
+  // Valid tokens of the tile in a stage; K's load warp writes it before k_full. Wide steps read four at once.
+  alignas(16) uint32_t stage_tokens[Tr::kStages];
   Program programs[2];  // one runs while the next is fetched
   // Barriers last. k_full/v_full: the producer's expect_tx arrive and the bytes; stage_empty: 8 arrivals
   // (one by each consumer warp that shares the stage, weighted so that they always sum to 8).

@@ -6,6 +6,9 @@
 
 namespace capillary::tree_decode {
 
+// Eight rows of 64 elements: the 128-byte swizzle's unit, 1024-byte aligned.
+inline constexpr int kSwizzleBytes = 1024;
+
 template <class T_, int kHeadDim_>
 struct Traits {
   using T = T_;
@@ -28,7 +31,7 @@ struct Traits {
   static constexpr int kWideKBytes = kWideTiles * kTileTokens * kDim * 2;  // K room of a wide step
   static constexpr int kHalfTileBytes = kTileTokens * kDim * 2;  // K (or V) room of one narrow tile
   static constexpr int kStageBytes = 2 * kHalfTileBytes;
-  static constexpr int kWideHalfBytes = kWideTiles * kTileTokens * 128;  // 64 tokens x 64 elements
+  static constexpr int kWideGroupBytes = kHalves * kSwizzleBytes;  // eight tokens of a wide tile
 
   static constexpr int kConsumerThreads = 256;
   static constexpr int kProducerThreads = 128;

@@ -5,9 +5,9 @@
 // of the same rows and warpgroup 0 folds warpgroup 1's partial in at the end, through the item's own slots.
 // head_dim 192 and 256 (jobs of at most 64 rows there): both take every step of the same rows, work the same
 // scores out, and each keeps half of the output's columns: all of them do not fit one thread's registers.
-// S = Q K^T: Q in registers, K by descriptor, 64 x 64. O += P V: P is S's accumulator repacked, V by descriptor.
-// The scores of a step are multiplied out while the output of the step before is still in the tensor cores, and
-// the softmax runs beside that; the two warpgroups drift apart and fill each other's gaps.
+// S = Q K^T: Q in registers, K by descriptor, 64 x 64. O += P V: P is S's accumulator repacked, V by descriptor. A
+// warpgroup does one thing after the other, two steps at a time where it can; the two warpgroups drift apart and fill
+// each other's gaps.
 #pragma once
 
 #include "cuda/sync.cuh"
@@ -28,14 +28,14 @@ struct WideState {
   float sum[2];  // this lane's share
 };
 
-// Shared-memory matrix descriptor (PTX ISA 9.7.15.5.1): 128-byte swizzle, 8-row groups 1024 bytes apart. Bytes are
-// added to it as multiples of 16. The address goes through a shuffle so that the compiler knows it for one value a
-// warp: descriptors then live in uniform registers, and the products of a step follow one another instead of
-// waiting for eight instructions each.
-__device__ __forceinline__ uint64_t swizzled_descriptor(const void* s_tile) {
-  const uint32_t address = __shfl_sync(0xffffffffu, ptx::smem_address(s_tile), 0);
-  return ((address & 0x3ffffu) >> 4) | (uint64_t{1024 >> 4} << 16) | (uint64_t{1024 >> 4} << 32) |
-         (uint64_t{1} << 62);
+// Shared-memory matrix descriptor (PTX ISA 9.7.15.5.1): 128-byte swizzle, groups of eight tokens kWideGroupBytes apart.
+// Bytes are added to it as multiples of 16. The address must be one value a warp and the compiler must know it (a shuffle tells
+// it): descriptors then live in uniform registers, and the products of a step follow one another instead of waiting
+// for eight instructions each.
+template <class Tr>
+__device__ __forceinline__ uint64_t uniform_descriptor(const void* s_tile) {
+  return ((ptx::smem_address(s_tile) & 0x3ffffu) >> 4) |
+         (uint64_t{Tr::kWideGroupBytes >> 4} << 32) | (uint64_t{1} << 62);
 }
 constexpr uint64_t descriptor_offset(uint32_t bytes) {
   return bytes >> 4;
@@ -55,6 +55,10 @@ struct WideRows {
     return Tr::kSplitColumns
                ? min(warpgroup * Tr::kWideHalves + static_cast<uint32_t>(h), Tr::kHalves - 1u)
                : static_cast<uint32_t>(h);
+  }
+  // The same, known for one value a warp.
+  __device__ __forceinline__ uint32_t uniform_half(int h) const {
+    return Tr::kSplitColumns ? __shfl_sync(0xffffffffu, half(h), 0) : static_cast<uint32_t>(h);
   }
   __device__ __forceinline__ bool owns(int h) const {
     return !Tr::kSplitColumns ||
@@ -117,48 +121,74 @@ __device__ __forceinline__ void wide_begin(const WorkItem& item, const JobRows& 
   }
 }
 
-// Four tiles of 16 valid tokens.
-inline constexpr uint32_t kFullStep = 16u | 16u << 5 | 16u << 10 | 16u << 15;
+// Valid tokens of a step's four tiles, 0 to 16 each; only 16 has that bit.
+__device__ __forceinline__ bool all_full(const uint4& tokens) {
+  return (tokens.x & tokens.y & tokens.z & tokens.w) == kTileTokens;
+}
+__device__ __forceinline__ uint32_t tokens_of(const uint4& tokens, int tile) {
+  return tile == 0 ? tokens.x : tile == 1 ? tokens.y : tile == 2 ? tokens.z : tokens.w;
+}
 
-// Masks, running maximum, probabilities. The output must be multiplied by `correction` before the next product
-// is added. `valid`: 5 bits a tile.
-template <class Tr>
-__device__ __forceinline__ void wide_softmax(float (&scores)[32], uint32_t valid, float scale_log2,
-                                             WideState<Tr>& state, float (&correction)[2]) {
+// Scores of tokens past a tile's end.
+__device__ __forceinline__ void wide_mask(float (&scores)[32], const uint4& tokens) {
   const int t = static_cast<int>(threadIdx.x & 3u);
-  if (valid != kFullStep) [[unlikely]] {
+#pragma unroll
+  for (int j = 0; j < 8; ++j)
+#pragma unroll
+    for (int c = 0; c < 4; ++c) {
+      const int token = (8 * j + 2 * t + (c & 1)) & 15;
+      if (token >= static_cast<int>(tokens_of(tokens, j / 2))) scores[4 * j + c] = -INFINITY;
+    }
+}
+
+// Running maximum and probabilities of kSteps steps. The output must be multiplied by `correction` before the next
+// product is added. Maxima and sums go in four chains a row: one would make the warp wait for itself.
+template <class Tr, int kSteps>
+__device__ __forceinline__ void wide_softmax(float (&scores)[kSteps][32], float scale_log2,
+                                             WideState<Tr>& state, float (&correction)[2]) {
+  constexpr int kChains = 4;
+  float top[2][kChains], base[2], sum[2][kChains];
+#pragma unroll
+  for (int s = 0; s < kSteps; ++s)
 #pragma unroll
     for (int j = 0; j < 8; ++j)
 #pragma unroll
-      for (int c = 0; c < 4; ++c) {
-        const int token = (8 * j + 2 * t + (c & 1)) & 15;
-        const int tile_valid = static_cast<int>((valid >> (5 * (j / 2))) & 31u);
-        if (token >= tile_valid) scores[4 * j + c] = -INFINITY;
+      for (int r = 0; r < 2; ++r) {
+        const float pair = fmaxf(scores[s][4 * j + 2 * r], scores[s][4 * j + 2 * r + 1]);
+        float& chain = top[r][j % kChains];
+        chain = s == 0 && j < kChains ? pair : fmaxf(chain, pair);
       }
-  }
+#pragma unroll
+  for (int offset = 1; offset <= 2; offset *= 2)
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      if (offset == 1) top[r][0] = fmaxf(fmaxf(top[r][0], top[r][1]), fmaxf(top[r][2], top[r][3]));
+      top[r][0] = fmaxf(top[r][0], __shfl_xor_sync(0xffffffffu, top[r][0], offset));
+    }
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    float top = -INFINITY;
-#pragma unroll
-    for (int j = 0; j < 8; ++j)
-      top = fmaxf(top, fmaxf(scores[4 * j + 2 * r], scores[4 * j + 2 * r + 1]));
-    top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
-    top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
-    const float fresh = fmaxf(state.max[r], top * scale_log2);
-    const float base = fresh == -INFINITY ? 0.0f : fresh;
-    correction[r] = ptx::ex2_approx(state.max[r] - base);
+    const float fresh = fmaxf(state.max[r], top[r][0] * scale_log2);
+    base[r] = fresh == -INFINITY ? 0.0f : fresh;
+    correction[r] = ptx::ex2_approx(state.max[r] - base[r]);
     state.max[r] = fresh;
-    float sum = 0.0f;
+  }
+#pragma unroll
+  for (int s = 0; s < kSteps; ++s)
 #pragma unroll
     for (int j = 0; j < 8; ++j)
 #pragma unroll
-      for (int c = 0; c < 2; ++c) {
-        float& score = scores[4 * j + 2 * r + c];
-        score = ptx::ex2_approx(fmaf(score, scale_log2, -base));
-        sum += score;
-      }
-    state.sum[r] = state.sum[r] * correction[r] + sum;
-  }
+      for (int r = 0; r < 2; ++r)
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+          float& score = scores[s][4 * j + 2 * r + c];
+          score = ptx::ex2_approx(fmaf(score, scale_log2, -base[r]));
+          float& chain = sum[r][2 * (j % 2) + c];
+          chain = s == 0 && j < 2 ? score : chain + score;
+        }
+#pragma unroll
+  for (int r = 0; r < 2; ++r)
+    state.sum[r] =
+        state.sum[r] * correction[r] + ((sum[r][0] + sum[r][1]) + (sum[r][2] + sum[r][3]));
 }
 
 // Most steps find no new maximum.
@@ -179,19 +209,15 @@ __device__ __forceinline__ void wide_rescale(const float (&correction)[2], WideS
 // Rows past a tile's end hold stale bytes, possibly NaN; the product reads them with weight 0, so they must
 // be numbers. Both warpgroups may do this to the same stage: they write the same zeros.
 template <class Tr>
-__device__ __forceinline__ void wide_clear_v(unsigned char* s_v, uint32_t valid,
+__device__ __forceinline__ void wide_clear_v(unsigned char* s_v, const uint32_t* s_tokens,
                                              NamedBarrier barrier) {
-  const uint32_t thread = threadIdx.x & 127u;
-#pragma unroll
-  for (uint32_t tile = 0; tile < kWideTiles; ++tile) {
-    const uint32_t first = (valid >> (5 * tile)) & 31u;
-    const uint32_t pieces = (kTileTokens - first) * Tr::kHalves * 8;  // of 16 bytes
-    for (uint32_t i = thread; i < pieces; i += 128) {
-      const uint32_t token = first + i / (Tr::kHalves * 8), rest = i % (Tr::kHalves * 8);
-      *reinterpret_cast<uint4*>(s_v + (rest / 8) * Tr::kWideHalfBytes +
-                                (tile * kTileTokens + token) * 128 + (rest % 8) * 16) =
-          uint4{0, 0, 0, 0};
-    }
+  constexpr uint32_t kRowPieces = Tr::kHalves * 8;  // of 16 bytes
+#pragma unroll 1
+  for (uint32_t i = threadIdx.x & 127u; i < kWideTiles * kTileTokens * kRowPieces; i += 128) {
+    const uint32_t row = i / kRowPieces, piece = i % kRowPieces;
+    if (row % kTileTokens < s_tokens[row / kTileTokens]) continue;
+    *reinterpret_cast<uint4*>(s_v + (row / 8 * Tr::kHalves + piece / 8) * kSwizzleBytes +
+                              row % 8 * 128 + piece % 8 * 16) = uint4{0, 0, 0, 0};
   }
   ptx::fence_proxy_async_shared_cta();
   named_sync(barrier, 128);
@@ -199,16 +225,14 @@ __device__ __forceinline__ void wide_clear_v(unsigned char* s_v, uint32_t valid,
 
 // Asks for the scores of a step; they are there after the wait for this group.
 template <class Tr>
-__device__ __forceinline__ void wide_issue_scores(const unsigned char* s_k,
-                                                  const WideState<Tr>& state, float (&scores)[32]) {
-  const uint64_t keys = swizzled_descriptor(s_k);
+__device__ __forceinline__ void wide_issue_scores(uint64_t keys, const WideState<Tr>& state,
+                                                  float (&scores)[32]) {
   ptx::wgmma_fence();
 #pragma unroll
   for (int s = 0; s < Tr::kDim / 16; ++s)
     ptx::wgmma_m64n64k16<typename Tr::T, 0>(
         scores, state.q[s][0], state.q[s][1], state.q[s][2], state.q[s][3],
-        keys + descriptor_offset((s / 4) * Tr::kWideHalfBytes + (s % 4) * 32), s > 0);
-  ptx::wgmma_commit();
+        keys + descriptor_offset((s / 4) * kSwizzleBytes + (s % 4) * 32), s > 0);
 }
 
 template <class Tr>
@@ -221,18 +245,12 @@ __device__ __forceinline__ void wide_pack(const float (&scores)[32], uint32_t (&
 }
 
 template <class Tr>
-__device__ __forceinline__ void wide_issue_output(const unsigned char* s_v,
-                                                  const uint32_t (&p)[4][4],
+__device__ __forceinline__ void wide_issue_output(uint64_t values, const uint32_t (&p)[4][4],
                                                   const WideRows<Tr>& mine, WideState<Tr>& state) {
-  uint64_t values[Tr::kWideHalves];
+  uint64_t columns[Tr::kWideHalves];
 #pragma unroll
   for (int h = 0; h < Tr::kWideHalves; ++h)
-    values[h] =
-        Tr::kSplitColumns
-            ? swizzled_descriptor(s_v + mine.half(h) * Tr::kWideHalfBytes)
-            : (h == 0
-                   ? swizzled_descriptor(s_v)
-                   : values[0] + descriptor_offset(static_cast<uint32_t>(h) * Tr::kWideHalfBytes));
+    columns[h] = values + descriptor_offset(mine.uniform_half(h) * kSwizzleBytes);
   ptx::wgmma_fence();
 #pragma unroll
   for (int ks = 0; ks < 4; ++ks)
@@ -240,8 +258,7 @@ __device__ __forceinline__ void wide_issue_output(const unsigned char* s_v,
     for (int h = 0; h < Tr::kWideHalves; ++h)
       ptx::wgmma_m64n64k16<typename Tr::T, 1>(
           state.o[h], p[ks][0], p[ks][1], p[ks][2], p[ks][3],
-          values[h] + descriptor_offset(static_cast<uint32_t>(ks) * kTileTokens * 128), 1);
-  ptx::wgmma_commit();
+          columns[h] + descriptor_offset(static_cast<uint32_t>(ks) * 2 * Tr::kWideGroupBytes), 1);
 }
 
 template <int kCount>
@@ -356,6 +373,7 @@ __device__ __forceinline__ void wide_end(const WorkItem& item, const JobRows& ro
 template <class Tr>
 struct WideStep {
   uint32_t stage, flipped;
+  WideStep() = default;
   __device__ __forceinline__ explicit WideStep(uint32_t turn)  // steps of the phase before it
       : stage(turn % Tr::kWideStages * kWideTiles), flipped(turn / Tr::kWideStages & 1u) {}
   __device__ __forceinline__ unsigned char* keys(Storage<Tr>& storage) const {
@@ -368,12 +386,11 @@ struct WideStep {
   __device__ __forceinline__ void wait(uint64_t* s_full, uint32_t parities, Wait what) const {
     wait_cta(s_full, stage, ((parities >> stage) & 1u) ^ flipped, what);
   }
-  __device__ __forceinline__ uint32_t valid(const Storage<Tr>& storage) const {
-    uint32_t bits = 0;
-#pragma unroll
-    for (uint32_t tile = 0; tile < kWideTiles; ++tile)
-      bits |= storage.stage_tokens[stage + tile] << (5 * tile);
-    return bits;
+  __device__ __forceinline__ bool poll(uint64_t* s_full, uint32_t parities) const {
+    return ptx::mbarrier_try_wait_acquire_cta(s_full + stage, ((parities >> stage) & 1u) ^ flipped);
+  }
+  __device__ __forceinline__ uint4 tokens(const Storage<Tr>& storage) const {
+    return *reinterpret_cast<const uint4*>(storage.stage_tokens + stage);
   }
   // Four warps of one warpgroup arrive twice each, or eight of two once: always 8.
   __device__ __forceinline__ void release(Storage<Tr>& storage, bool alternate) const {
@@ -383,65 +400,70 @@ struct WideStep {
   }
 };
 
-// This warpgroup's steps of one item: first_turn, first_turn + stride, .. (count of them).
-template <class Tr>
+// This warpgroup's steps of one item, kSteps consecutive ones at a time, the next ones `stride` on: scores, softmax,
+// output, one after the other. Nothing overlaps inside a warpgroup; the other one's products fill the tensor cores
+// meanwhile. With two steps, what a step costs besides its products (waits, descriptors, rare cases, the maximum over
+// lanes) is paid once for both.
+template <class Tr, int kSteps>
 __device__ __forceinline__ void wide_steps(const KernelArgs& args, Storage<Tr>& storage,
                                            const WideRows<Tr>& mine, uint32_t parities,
-                                           uint32_t first_turn, uint32_t count,
+                                           uint32_t first_turn, uint32_t end_turn, uint32_t stride,
                                            WideState<Tr>& state, Tracer& tracer) {
-  if (count == 0) return;
   const NamedBarrier barrier =
       mine.warpgroup == 0 ? NamedBarrier::kWarpgroup0 : NamedBarrier::kWarpgroup1;
-  const uint32_t stride = mine.alternate ? 2 : 1;
-  float scores[32];
-  float correction[2];
-  uint32_t p[4][4];
-  WideStep<Tr> step(first_turn);
-  tracer.begin_wait();
-  step.wait(storage.k_full, parities, Wait::kKFull);
-  tracer.end_wait();
-  uint32_t valid = step.valid(storage);
-  wide_issue_scores<Tr>(step.keys(storage), state, scores);
-  ptx::wgmma_wait<0>();
-  pin(scores);
-  wide_softmax<Tr>(scores, valid, args.scale_log2, state, correction);
-  wide_rescale(correction, state);
-  wide_pack<Tr>(scores, p);
-  for (uint32_t i = 1; i < count; ++i) {
-    const WideStep<Tr> next(first_turn + i * stride);
-    tracer.begin_wait();
-    next.wait(storage.k_full, parities, Wait::kKFull);
-    tracer.end_wait();
-    wide_issue_scores<Tr>(next.keys(storage), state, scores);
-    const uint32_t next_valid = next.valid(storage);
-    tracer.begin_wait();
-    step.wait(storage.v_full, parities, Wait::kVFull);
-    tracer.end_wait();
-    if (valid != kFullStep) [[unlikely]]
-      wide_clear_v<Tr>(step.values(storage), valid, barrier);
-    wide_issue_output<Tr>(step.values(storage), p, mine, state);
-    ptx::wgmma_wait<1>();
-    pin(scores);
-    valid = next_valid;
-    wide_softmax<Tr>(scores, valid, args.scale_log2, state, correction);
+  for (uint32_t from = first_turn; from < end_turn; from += stride) {
+    // One value a warp, and the compiler knows it by the shuffle: what follows from it is in uniform registers.
+    const uint32_t turn = __shfl_sync(0xffffffffu, from, 0);
+    WideStep<Tr> steps[kSteps];
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s) steps[s] = WideStep<Tr>(turn + static_cast<uint32_t>(s));
+    const auto wait = [&](uint64_t* s_full, Wait what) {
+      tracer.begin_wait();
+      bool here = steps[0].poll(s_full, parities);
+      if constexpr (kSteps == 2) here = here & steps[1].poll(s_full, parities);
+      if (!here) {
+#pragma unroll
+        for (int s = 0; s < kSteps; ++s) steps[s].wait(s_full, parities, what);
+      }
+      tracer.end_wait();
+    };
+    float scores[kSteps][32];
+    float correction[2];
+    uint32_t p[kSteps][4][4];
+    wait(storage.k_full, Wait::kKFull);
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s)
+      wide_issue_scores<Tr>(uniform_descriptor<Tr>(steps[s].keys(storage)), state, scores[s]);
+    ptx::wgmma_commit();
+    bool full = all_full(steps[0].tokens(storage));
+    if constexpr (kSteps == 2) full = full & all_full(steps[1].tokens(storage));
+    ptx::wgmma_wait<0>();
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s) pin(scores[s]);
+    if (!full) [[unlikely]] {
+#pragma unroll
+      for (int s = 0; s < kSteps; ++s) wide_mask(scores[s], steps[s].tokens(storage));
+    }
+    wide_softmax<Tr, kSteps>(scores, args.scale_log2, state, correction);
+    wide_rescale(correction, state);
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s) wide_pack<Tr>(scores[s], p[s]);
+    wait(storage.v_full, Wait::kVFull);
+    if (!full) [[unlikely]] {
+#pragma unroll
+      for (int s = 0; s < kSteps; ++s)
+        wide_clear_v<Tr>(steps[s].values(storage), storage.stage_tokens + steps[s].stage, barrier);
+    }
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s)
+      wide_issue_output<Tr>(uniform_descriptor<Tr>(steps[s].values(storage)), p[s], mine, state);
+    ptx::wgmma_commit();
     ptx::wgmma_wait<0>();
 #pragma unroll
     for (int h = 0; h < Tr::kWideHalves; ++h) pin(state.o[h]);
-    step.release(storage, mine.alternate);
-    wide_rescale(correction, state);
-    wide_pack<Tr>(scores, p);
-    step = next;
-  }
-  tracer.begin_wait();
-  step.wait(storage.v_full, parities, Wait::kVFull);
-  tracer.end_wait();
-  if (valid != kFullStep) [[unlikely]]
-    wide_clear_v<Tr>(step.values(storage), valid, barrier);
-  wide_issue_output<Tr>(step.values(storage), p, mine, state);
-  ptx::wgmma_wait<0>();
 #pragma unroll
-  for (int h = 0; h < Tr::kWideHalves; ++h) pin(state.o[h]);
-  step.release(storage, mine.alternate);
+    for (int s = 0; s < kSteps; ++s) steps[s].release(storage, mine.alternate);
+  }
 }
 
 template <class Tr>
@@ -456,9 +478,17 @@ __device__ void compute_wide_phase(const KernelArgs& args, Storage<Tr>& storage,
     const uint32_t steps = (item.num_tiles + kWideTiles - 1) / kWideTiles;
     WideState<Tr> state;
     wide_begin(item, rows, mine, storage, state);
-    const uint32_t skip = mine.alternate ? mine.warpgroup : 0;
-    wide_steps(args, storage, mine, parities, turn + skip,
-               mine.alternate ? (steps + 1 - skip) / 2 : steps, state, tracer);
+    uint32_t paired = 0;
+    // Two at once hold half the ring, so only where both warpgroups work on the same two.
+    if constexpr (!Tr::kSplitColumns) {
+      if (!mine.alternate) {
+        paired = steps & ~1u;
+        wide_steps<Tr, 2>(args, storage, mine, parities, turn, turn + paired, 2, state, tracer);
+      }
+    }
+    wide_steps<Tr, 1>(args, storage, mine, parities,
+                      turn + paired + (mine.alternate ? mine.warpgroup : 0), turn + steps,
+                      mine.alternate ? 2 : 1, state, tracer);
     wide_end(item, rows, mine, mine.alternate && steps > 1, storage, gate, state);
     turn += steps;
   }

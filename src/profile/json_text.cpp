@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Strict reading of JSON with errors that name the field (json_text.h).
-#include "workload/json_text.h"
+#include "profile/json_text.h"
 
 #include <algorithm>
 #include <cmath>
@@ -80,7 +80,7 @@ void JsonFields::fail(std::string_view key, std::string_view came, std::string_v
       five_parts(function_, fmt::format("{}: field '{}'", place, key), came, expected, remedy));
 }
 
-void JsonFields::allow_only(std::initializer_list<std::string_view> keys) const {
+void JsonFields::allow_only(const std::vector<std::string_view>& keys) const {
   for (const auto& [key, value] : object_.items()) {
     if (std::find(keys.begin(), keys.end(), key) == keys.end()) {
       fail(key, "is not known", fmt::format("be one of {}", fmt::join(keys, ", ")),

@@ -4,9 +4,9 @@
 #pragma once
 
 #include <cstdint>
-#include <initializer_list>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "nlohmann/json.hpp"
 
@@ -23,7 +23,7 @@ class JsonFields {
              std::string where);
 
   // Throws when a key is none of these.
-  void allow_only(std::initializer_list<std::string_view> keys) const;
+  void allow_only(const std::vector<std::string_view>& keys) const;
   bool has(const char* key) const { return object_.contains(key); }
   // The value of a field that must be there.
   const nlohmann::json& at(const char* key) const;
