@@ -65,8 +65,8 @@ def ours_by_key(records):
     """Our own time of every row, as the planner chose, and the useful FLOPs of the step."""
     rows = {}
     for record in records:
-        # An ablation has a line an arm, of which "auto" is this.
-        if record["mode"] != "auto" or record.get("arm", "auto") != "auto" or record["forced_cluster_size"]:
+        # An ablation has a line an arm, of which "auto" is this; those of arms that were skipped have no more than names.
+        if "skipped" in record or record["mode"] != "auto" or record.get("arm", "auto") != "auto" or record["forced_cluster_size"]:
             continue
         q_heads, kv_heads = map(int, record["heads"].split("/"))
         # flat bytes are 4 bytes a token, KV head and element of head_dim.

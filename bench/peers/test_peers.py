@@ -109,6 +109,7 @@ class Join(unittest.TestCase):
                       "sdpa_cudnn_prefix_tflops": 100, "absent": {"flashinfer_cascade": "not here"}}])
             peers, sources = join.read_peers([old, new])
             own = join.ours_by_key([ours("a", 20), ours("a", 999, mode="flat"), ours("a", 998, arm="dsm-2"), ours("b", 40),
+                                    {"workload": "a", "heads": "8/2", "arm": "dsm-16", "skipped": "too few SMs"},
                                     ours("c", 1)])
             joined = join.join(own, peers)
             self.assertEqual([(row[0][0], row[1], row[3]) for row in joined], [("a", 20, 30), ("b", 40, 20)])

@@ -26,7 +26,7 @@ struct DecodeTensors {
 };
 
 struct DecodeOptions {
-  float softmax_scale = 0.0f;  // 0: 1/sqrt(head_dim)
+  float softmax_scale = 0.0f;  // 0: 1/sqrt(head_dim); else above zero
   int32_t num_threads = 0;     // CPU only; 0: all
   // CUDA only: programmatic dependent launch. Our start may overlap the tail of the kernel before us on the
   // stream (which must have triggered it), and the kernel after us may do the same.

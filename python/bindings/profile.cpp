@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: MIT
-// DeviceProfile: read-only in Python; the built-in one, a card's, or made of the fields of a profile file.
+// DeviceProfile: read-only in Python; the built-in one, a card's, or a file's.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/string.h>
 
-#include <type_traits>
-
 #include "bindings.h"
 #include "capillary/device_profile.h"
+#include "capillary/profile_file.h"
 #include "names.h"
 #include "require_device.h"
 
@@ -16,7 +15,7 @@ namespace nb = nanobind;
 namespace capillary::python {
 namespace {
 
-// The one table of fields, in the order of the file format: visit(name, member).
+// The figures, in the order of the file format: visit(name, member).
 template <class Visit>
 void for_each_field(Visit&& visit) {
   visit("name", &DeviceProfile::name);
@@ -40,33 +39,7 @@ void for_each_field(Visit&& visit) {
   visit("launch_us", &DeviceProfile::launch_us);
   visit("job_start_us", &DeviceProfile::job_start_us);
   visit("item_start_us", &DeviceProfile::item_start_us);
-}
-
-[[noreturn]] void fail(const std::string& field, const char* came, const char* expected) {
-  throw InvalidArgument(five_parts("load_profile", "field '" + field + "'", came, expected,
-                                   "write the file with `capillary info --profile-json` and edit "
-                                   "that"));
-}
-
-// A file gives every field and no other, so that no figure of another card slips in.
-DeviceProfile from_fields(const nb::dict& fields) {
-  DeviceProfile profile;
-  size_t num_fields = 0;
-  for_each_field([&](const char* name, auto member) {
-    using Value = std::remove_reference_t<decltype(profile.*member)>;
-    ++num_fields;
-    if (!fields.contains(name)) fail(name, "is missing", "be there");
-    if (!nb::try_cast<Value>(fields[name], profile.*member))
-      fail(name, "has another type", "be as in the built-in profile");
-  });
-  if (fields.size() != num_fields)
-    for (const auto& [key, value] : fields) {
-      bool known = false;
-      for_each_field([&](const char* name, auto) { known |= nb::cast<std::string>(key) == name; });
-      if (!known) fail(nb::cast<std::string>(key), "is unknown", "be a field of a profile");
-    }
-  validate_profile(profile);
-  return profile;
+  visit("stream_start_us", &DeviceProfile::stream_start_us);
 }
 
 DeviceProfile for_device(int device, const std::string& dtype, int head_dim) {
@@ -77,6 +50,17 @@ DeviceProfile for_device(int device, const std::string& dtype, int head_dim) {
 #else
   (void)type, (void)head_dim;
   return builtin_h200();  // not reached: require_device threw
+#endif
+}
+
+DeviceProfile read_file(const std::string& path) {
+#if CAPILLARY_WITH_PROFILES
+  return read_profile(path);
+#else
+  throw UnsupportedConfig(
+      five_parts("load_profile", "path", "is '" + path + "'",
+                 "not be asked for: this package was built without profile files",
+                 "build it where fmt and nlohmann-json are installed"));
 #endif
 }
 
@@ -95,12 +79,11 @@ void bind_profile(nb::module_& module) {
           nb::arg("dtype") = "bfloat16", nb::arg("head_dim") = 128,
           "The built-in profile with the cluster limits of a CUDA device, asked of its driver.\n\n"
           "Raises UnsupportedArchError where it is no Hopper GPU.")
-      .def_static("_from_fields", &from_fields, nb::arg("fields"),
-                  nb::sig("def _from_fields(fields: dict[str, typing.Any]) -> DeviceProfile"))
       .def("__repr__", [](const DeviceProfile& self) {
         return "<DeviceProfile " + self.name + " (" + self.source + ")>";
       });
   for_each_field([&](const char* name, auto member) { profile.def_ro(name, member); });
+  module.def("_read_profile", &read_file, nb::arg("path"));
 }
 
 }  // namespace capillary::python

@@ -370,7 +370,7 @@ def test_profiles_are_read_from_files(tmp_path):
               and name not in ("h200", "for_device")}
     sizes = ("1", "2", "4", "8", "16")
     fields |= {name: dict(zip(sizes, fields[name])) for name in ("max_clusters", "dsm_load_gbps_per_cta")}
-    fields |= {"schema_version": 1, "name": "mine", "hbm_gbps": 1000.0}
+    fields |= {"schema_version": 2, "card": None, "name": "mine", "hbm_gbps": 1000.0}
     path = tmp_path / "profile.json"
     path.write_text(json.dumps(fields))
     profile = capillary.load_profile(path)

@@ -4,6 +4,7 @@
 #include "core/check_tensors.h"
 
 #include <array>
+#include <cmath>
 #include <string>
 
 #include "capillary/decode.h"
@@ -207,6 +208,14 @@ void check_tensors(const PlanHeader& header, const DecodeTensors& tensors, Devic
     fail("lse", describe(tensors.lse) + " and no memory (data is null)", "point at its elements",
          "pass the tensor's address, or no lse at all");
   check_writable(tensors.lse, "lse");
+}
+
+void check_options(const DecodeOptions& options) {
+  const float scale = options.softmax_scale;
+  if (std::isfinite(scale) && scale >= 0.0f) return;
+  fail("softmax_scale", "is " + std::to_string(scale),
+       "be a finite number above zero, or 0 for 1 / sqrt(head_dim)",
+       "negate q if scores are to change their sign");
 }
 
 TensorView hnd_as_nhd(const TensorView& hnd) {

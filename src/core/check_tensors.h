@@ -8,5 +8,7 @@
 namespace capillary {
 
 void check_tensors(const PlanHeader& header, const DecodeTensors& tensors, DeviceType device);
+// Throws InvalidArgument: softmax_scale negative or not a number. Running maxima are of scores before the scale.
+void check_options(const DecodeOptions& options);
 
 }  // namespace capillary

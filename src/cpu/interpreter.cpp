@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "capillary/error.h"
+#include "core/check_tensors.h"
 #include "cpu/aligned.h"
 #include "cpu/parallel.h"
 #include "cpu/tensor_access.h"
@@ -495,6 +496,7 @@ namespace cpu {
 void interpret_plan(const Plan& plan, const DecodeTensors& tensors, const DecodeOptions& options,
                     const AttendKernel& kernel) {
   check_tensors(plan, tensors, DeviceType::kCpu);
+  check_options(options);
   Interpreter(plan, tensors, options, kernel).run();
 }
 

@@ -230,6 +230,7 @@ void decode(PlanBuffer& plan, const DecodeTensors& tensors, void* workspace,
     fail("plan", "was never uploaded", "hold a plan", "call PlanBuffer::upload before decode");
   const PlanHeader& header = self.header;
   check_tensors(header, tensors, DeviceType::kCuda);
+  check_options(options);
   if (tensors.q.device_index != self.device)
     fail("q", "is on cuda:" + std::to_string(tensors.q.device_index),
          "be on the plan buffer's device", "keep one PlanBuffer a device");
@@ -257,6 +258,8 @@ void decode(PlanBuffer& plan, const DecodeTensors& tensors, void* workspace,
   const DeviceGuard guard(self.device);
   prepare_instance(self.device, instance);
   auto cuda_stream = static_cast<cudaStream_t>(stream);
+  // An empty batch: nothing to write, and a capture records no launch that later plans would have to fit.
+  if (header.num_clusters == 0) return;
   cudaStreamCaptureStatus capture{};
   CAPILLARY_CUDA(cudaStreamIsCapturing(cuda_stream, &capture));
   if (capture == cudaStreamCaptureStatusActive) {
@@ -268,7 +271,6 @@ void decode(PlanBuffer& plan, const DecodeTensors& tensors, void* workspace,
     self.captured->num_page_ids = std::min(self.captured->num_page_ids, reach);
     self.captured->workspace_bytes = std::min(self.captured->workspace_bytes, workspace_bytes);
   }
-  if (header.num_clusters == 0) return;  // an empty batch: nothing to write
   KernelArgs args = make_args(header, self.g_plan, tensors, workspace, options);
   launch(instance, header, &args, options.dependent_launch, cuda_stream);
 }

@@ -23,6 +23,14 @@ std::string line_and_column(std::string_view text, size_t byte) {
   return fmt::format("line {} column {}", line, std::max<size_t>(column, 1));
 }
 
+// The parser does not mind how deep values lie in one another, writing them out does: a call a level.
+bool is_deep(const json& value, int levels) {
+  if (!value.is_structured()) return false;
+  return levels == 0 || std::any_of(value.begin(), value.end(), [&](const json& element) {
+           return is_deep(element, levels - 1);
+         });
+}
+
 }  // namespace
 
 json parse_json_strictly(std::string_view function, std::string_view source,
@@ -143,6 +151,8 @@ const json& JsonFields::array(const char* key, size_t at_least) const {
 
 std::string json_excerpt(const json& value) {
   constexpr size_t kLongest = 40;
+  constexpr int kDeepest = 40;  // brackets of more levels would fill the excerpt
+  if (is_deep(value, kDeepest)) return "a value of more than 40 levels";
   std::string text = value.dump(-1, ' ', true, json::error_handler_t::replace);
   if (text.size() > kLongest) text = text.substr(0, kLongest) + "...";
   return text;

@@ -7,6 +7,7 @@
 
 #include <cstring>
 #include <functional>
+#include <limits>
 #include <vector>
 
 #include "capillary/decode.h"
@@ -41,7 +42,7 @@ class CheckTensors : public ::testing::Test {
     const auto out = batch_.buffers[batch_.out.buffer].bytes;
     const auto lse = batch_.buffers[batch_.lse.buffer].bytes;
     try {
-      decode_cpu(plan_, tensors_);
+      decode_cpu(plan_, tensors_, options_);
       FAIL() << "accepted although: " << argument;
     } catch (const InvalidArgument& error) {
       EXPECT_THAT(error.what(), AllOf(StartsWith("decode: " + argument),
@@ -70,6 +71,7 @@ class CheckTensors : public ::testing::Test {
   Planner planner_;
   Plan plan_;
   DecodeTensors tensors_;
+  DecodeOptions options_;
 };
 
 TEST_F(CheckTensors, AcceptsTheRightOnes) {
@@ -96,6 +98,15 @@ TEST_F(CheckTensors, WrongDTypes) {
   expect_refused("lse has dtype bfloat16", "have dtype float32", "allocate the LSE");
   tensors_.page_ids.dtype = DType::kInt64;
   expect_refused("page_ids has dtype int64", "have dtype int32", "convert the page ids");
+}
+
+// The kernel's wide path looks for the largest score before it multiplies by the scale.
+TEST_F(CheckTensors, WrongScales) {
+  for (const float scale :
+       {-0.125f, std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
+    options_.softmax_scale = scale;
+    expect_refused("softmax_scale is ", "be a finite number above zero", "negate q");
+  }
 }
 
 TEST_F(CheckTensors, WrongDevices) {

@@ -273,6 +273,28 @@ TEST_F(Launches, GraphReplaysRewrittenPlans) {
   }
 }
 
+// A batch without requests launches nothing, so there is no captured launch that later plans would have to fit.
+TEST_F(Launches, ACapturedBatchOfNobodyHoldsNoPlanToIt) {
+  Stream stream;
+  Lane lane;
+  const Plan plan = make_plan(make_table({{1, 48}, {64, 1}}), 2, false);
+  const ModelShape shape{kQHeads, kKvHeads, kDim};
+  Planner planner(shape, cuda::profile_for_device(0, DType::kBFloat16, kDim));
+  const Plan& nobody = planner.plan(PrefixForest::from_block_table({}, {}, kPageSize));
+  cuda::PlanBuffer buffer(std::max(plan.size_bytes(), nobody.size_bytes()));
+  buffer.upload(nobody, stream.handle);
+  DecodeTensors none = tensors(lane);
+  for (TensorView* view : {&none.q, &none.out, &none.lse, &none.page_ids}) view->shape[0] = 0;
+  cudaGraph_t graph = nullptr;
+  require(cudaStreamBeginCapture(stream.handle, cudaStreamCaptureModeThreadLocal));
+  cuda::decode(buffer, none, lane.workspace.get(), static_cast<int64_t>(lane.workspace.size()), {},
+               stream.handle);
+  require(cudaStreamEndCapture(stream.handle, &graph));
+  (void)cudaGraphDestroy(graph);
+  EXPECT_NO_THROW(buffer.upload(plan, stream.handle));
+  require(cudaStreamSynchronize(stream.handle));
+}
+
 // A cluster of 8 with little to do: some ranks have nothing, and must not leave while peers read.
 TEST_F(Launches, TenThousandWithIdleRanks) {
   const Table table = make_table({{1, 48}, {64, 1}});

@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "capillary/error.h"
+#include "cli/ablation_record.h"
 #include "cli/ablation_report.h"
 #include "support/html_check.h"
 
@@ -138,6 +140,56 @@ TEST(Ablation, SampleIsSeededAndInOrder) {
   EXPECT_NE(sample, pages(sample_choices(all, 7, 2)));
   EXPECT_EQ(sample_choices(all, 0, 1).size(), 40u);
   EXPECT_EQ(sample_choices(all, 60, 1).size(), 40u);
+}
+
+// One row's lines, as bench --ablate --out writes them; two arms could not be launched.
+std::vector<nlohmann::ordered_json> row_lines(const std::string& workload) {
+  std::vector<nlohmann::ordered_json> lines;
+  for (size_t i = 0; i < ablation_arms().size(); ++i) {
+    const std::string& arm = ablation_arms()[i].name;
+    if (i == 5 || i == 6) {
+      lines.push_back(
+          {{"workload", workload}, {"heads", "32/8"}, {"arm", arm}, {"skipped", "cannot be"}});
+      continue;
+    }
+    lines.push_back({{"workload", workload},     {"heads", "32/8"},     {"arm", arm},
+                     {"measured_as", arm},       {"device", "a card"},  {"commit", "1234"},
+                     {"date", "2026-11-30"},     {"dtype", "bfloat16"}, {"head_dim", 128},
+                     {"time_us_graph_cold", 20}, {"repeats", 7},        {"checked", true},
+                     {"path", "auto"},           {"cluster_size", 1},   {"predicted_us", 21},
+                     {"passed", true},           {"floor_us", 10},      {"partial_traffic", 0},
+                     {"unique_bytes", 100},      {"flat_bytes", 300}});
+  }
+  return lines;
+}
+
+std::string told(const std::vector<nlohmann::ordered_json>& lines) {
+  std::string text;
+  for (const nlohmann::ordered_json& line : lines) text += line.dump() + "\n";
+  try {
+    return "rows: " + std::to_string(ablation_from_lines(text, "a.jsonl").rows.size());
+  } catch (const InvalidArgument& error) {
+    return error.what();
+  }
+}
+
+TEST(AblationRecord, LinesOfSeveralRunsAreNotTakenForOne) {
+  const auto one = row_lines("one"), two = row_lines("two");
+  auto both = one;
+  both.insert(both.end(), two.begin(), two.end());
+  EXPECT_EQ(told(both), "rows: 2");
+  auto spliced = one;
+  std::copy(two.begin() + 3, two.end(), spliced.begin() + 3);
+  EXPECT_THAT(told(spliced), HasSubstr("line 4 has workload \"two\" where \"one\" came before"));
+  auto skipped = one;
+  skipped[5]["heads"] = "64/8";
+  EXPECT_THAT(told(skipped), HasSubstr("line 6 has heads"));
+  auto commits = both;
+  for (size_t i = one.size(); i < commits.size(); ++i) commits[i]["commit"] = "5678";
+  EXPECT_THAT(told(commits), HasSubstr("line 9 has commit \"5678\" where \"1234\" came before"));
+  auto unknown = one;
+  unknown[2]["measured_as"] = "dsm-3";
+  EXPECT_THAT(told(unknown), HasSubstr("line 3 is measured_as \"dsm-3\""));
 }
 
 }  // namespace

@@ -84,7 +84,7 @@ TEST(DeviceProfile, RefusesAbsurdFigures) {
   constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   for (const Figure& figure : kFigures) {
-    for (const double value : {0.0, -1.0, kNaN, kInfinity}) {
+    for (const double value : {0.0, -1.0, kNaN, kInfinity, 1e-10, 1e13}) {
       DeviceProfile profile;
       profile.*figure.field = value;
       EXPECT_THAT(refusal(profile), HasSubstr(std::string("validate_profile: ") + figure.name));
@@ -104,10 +104,29 @@ TEST(DeviceProfile, RefusesAbsurdFigures) {
   profile = {};
   profile.num_sms = 0;
   EXPECT_THAT(refusal(profile), HasSubstr("num_sms"));
+  profile.num_sms = profile.max_clusters[0] = INT32_MAX;
+  EXPECT_THAT(refusal(profile), HasSubstr("num_sms is 2147483647; must be at most 65536"));
   // A cluster size that cannot be launched is a fact, not a fault.
   profile = {};
   profile.max_clusters[4] = 0;
   EXPECT_EQ(refusal(profile), "");
+}
+
+// Smaller and larger figures than these are refused: with them cutting into runs went on forever, or rows were in no job.
+TEST(DeviceProfile, WhatIsNotRefusedCanBePlannedWith) {
+  const std::vector<int32_t> parent = {-1, 0, 0, 0}, tokens = {1 << 20, 100000, 512, 1};
+  const PrefixForest forest = PrefixForest::from_parents(parent, tokens, 16);
+  for (const Figure& figure : kFigures) {
+    for (const double value : {1e-9, 1e12}) {
+      DeviceProfile profile;
+      profile.*figure.field = value;
+      for (const int32_t cluster_size : {0, 16}) {
+        Planner planner({32, 8, 128}, profile, {Mode::kAuto, cluster_size});
+        const Plan& plan = planner.plan(forest);
+        EXPECT_NO_THROW(validate_plan(plan.data(), plan.size_bytes(), forest)) << figure.name;
+      }
+    }
+  }
 }
 
 TEST(DeviceProfile, FitsItsCardAlone) {
@@ -132,6 +151,7 @@ TEST(DeviceProfile, FitsItsCardAlone) {
   EXPECT_THAT(refusal_of({"NVIDIA H200", 114, 1980}), HasSubstr("114 SMs"));
   EXPECT_THAT(refusal_of({"NVIDIA H200", 132, 1755}), HasSubstr("1755 MHz"));
   EXPECT_THAT(refusal_of({"NVIDIA H200", 132, 0}), HasSubstr("0 MHz"));
+  EXPECT_THAT(refusal_of({"NVIDIA H200", 132, INT32_MAX}), HasSubstr("2147483647 MHz"));
 }
 
 TEST(DeviceProfile, ThePlannerRefusesThemToo) {

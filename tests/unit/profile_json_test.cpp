@@ -149,6 +149,13 @@ TEST(ProfileJson, NotANumberAndOverflowNameTheField) {
               HasSubstr("after field 'hbm_gbps'"));
 }
 
+TEST(ProfileJson, AnyDepthIsRefusedByName) {
+  const std::string deep = std::string(200000, '[') + std::string(200000, ']');
+  EXPECT_THAT(refusal(deep), HasSubstr("is a value of more than 40 levels; must be a JSON object"));
+  EXPECT_THAT(refusal(with_text("\"card\": null", "\"card\": " + deep)),
+              HasSubstr("field 'card' is a value of more than 40 levels"));
+}
+
 TEST(ProfileJson, GivenTwiceIsRefused) {
   EXPECT_THAT(refusal(with_text("\"hbm_gbps\": 4620.0", "\"hbm_gbps\": 4620.0, \"hbm_gbps\": 1.0")),
               HasSubstr("gives field 'hbm_gbps' twice"));

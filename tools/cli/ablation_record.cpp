@@ -65,6 +65,7 @@ std::string ablation_source(const ordered_json& record) {
 AblationRecord ablation_from_lines(std::string_view text, const std::string& path) {
   AblationRecord result;
   std::vector<ordered_json> records;
+  ordered_json first;  // of those measured
   size_t number = 0;
   const auto fail = [&](const std::string& came) {
     throw InvalidArgument(five_parts("bench", fmt::format("--from {}, line {}", path, number), came,
@@ -80,6 +81,20 @@ AblationRecord ablation_from_lines(std::string_view text, const std::string& pat
       if (records.back().at("arm").get<std::string>() != expected.name) {
         fail(fmt::format("is of arm {} where {} comes next", records.back().at("arm").dump(),
                          expected.name));
+      }
+      // Lines of two runs under one another are told apart: one table, one source.
+      const auto agree = [&](const ordered_json& earlier, const char* field) {
+        const ordered_json& came = records.back().at(field);
+        if (came != earlier.at(field))
+          fail(fmt::format("has {} {} where {} came before", field, came.dump(),
+                           earlier.at(field).dump()));
+      };
+      for (const char* field : {"workload", "heads"}) agree(records.front(), field);
+      if (!records.back().contains("skipped")) {
+        if (first.is_null()) first = records.back();
+        for (const char* field : {"device", "commit", "dtype", "head_dim"}) agree(first, field);
+        if (arm_index(records.back().at("measured_as").get<std::string>()) < 0)
+          fail(fmt::format("is measured_as {}", records.back().at("measured_as").dump()));
       }
       if (records.size() == ablation_arms().size()) {
         result.rows.push_back(ablation_row(records));

@@ -22,7 +22,8 @@ struct AblationRecord {
   std::vector<AblationRow> rows;
   std::string source;
 };
-// Of a file that bench --ablate --out wrote. Throws InvalidArgument naming path and line.
+// Of a file that bench --ablate --out wrote. Throws InvalidArgument naming path and line, also where a row's arms are
+// of several workloads or lines are of several devices or commits.
 AblationRecord ablation_from_lines(std::string_view text, const std::string& path);
 
 }  // namespace capillary::cli

@@ -31,9 +31,6 @@ class DeviceProfile:
         Raises UnsupportedArchError where it is no Hopper GPU.
         """
 
-    @staticmethod
-    def _from_fields(fields: dict[str, Any]) -> DeviceProfile: ...
-
     def __repr__(self) -> str: ...
 
     @property
@@ -98,6 +95,11 @@ class DeviceProfile:
 
     @property
     def item_start_us(self) -> float: ...
+
+    @property
+    def stream_start_us(self) -> float: ...
+
+def _read_profile(path: str) -> DeviceProfile: ...
 
 class PrefixForest:
     """

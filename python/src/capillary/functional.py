@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 from collections import OrderedDict
@@ -144,21 +143,11 @@ def is_supported(head_dim: int, dtype: str = "bfloat16", *, device: str = "cuda"
 
 
 def load_profile(path: str | os.PathLike[str]) -> _core.DeviceProfile:
-    """The DeviceProfile in a file that the ``capillary`` command wrote.
+    """The DeviceProfile in a file that ``capillary calibrate`` or ``capillary info --profile-json`` wrote.
 
-    Raises OSError or json.JSONDecodeError for a file that cannot be read, InvalidArgumentError for a field
-    that is missing, unknown or impossible.
+    Raises InvalidArgumentError, naming the path and the field, for a file that is no sound profile.
     """
-    with open(path, encoding="utf-8") as file:
-        fields = json.load(file)
-    version = fields.pop("schema_version", None)
-    if version != 1:
-        raise InvalidArgumentError(f"load_profile: field 'schema_version' is {version}; must be 1; write the "
-                                   "profile in this version's format")
-    for name in ("max_clusters", "dsm_load_gbps_per_cta"):
-        if isinstance(fields.get(name), dict):
-            fields[name] = [fields[name].get(size) for size in ("1", "2", "4", "8", "16")]
-    return _core.DeviceProfile._from_fields(fields)
+    return _core._read_profile(os.fspath(path))
 
 
 def oracle_decode(q: Any, k_cache: Any, v_cache: Any, block_table: Any, seq_lens: Any, *,

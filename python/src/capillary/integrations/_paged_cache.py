@@ -8,7 +8,6 @@ gets its own copy of it first. Padding on the left is not stored.
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from .._explanation import Explanation
 from ..errors import InvalidArgumentError, UnsupportedConfigError
-from ._steps import StepPlanner
+from ._steps import Int32s, StepPlanner
 
 
 class _Pages:
@@ -25,8 +24,9 @@ class _Pages:
 
     def __init__(self, prompts: list[list[int]], page_size: int) -> None:
         self.page_size = page_size
-        self.rows: list[list[int]] = []
-        self.seq_lens = [len(prompt) for prompt in prompts]
+        self.seq_lens = np.array([len(prompt) for prompt in prompts], np.int32)
+        self.table: Int32s = np.full((len(prompts), max(-(-int(self.seq_lens.max(initial=0)) // page_size), 1) + 1), -1,
+                                     np.int32)
         self.num_pages = 0
         self._free: list[int] = []
         # Where each token that is stored comes from, (row, position), and its slot: unique tokens alone.
@@ -35,19 +35,18 @@ class _Pages:
         self.prompt_slots: list[int] = []
         known: dict[tuple[int, tuple[int, ...]], int] = {}
         for row, prompt in enumerate(prompts):
-            pages: list[int] = []
+            page = -1
             for begin in range(0, len(prompt), page_size):
                 tokens = tuple(prompt[begin:begin + page_size])
-                key = (pages[-1] if pages else -1, tokens)
-                page = known.get(key) if len(tokens) == page_size else None
-                if page is None:
-                    page = self.take()
+                key = (page, tokens)
+                is_known = len(tokens) == page_size and key in known
+                page = known[key] if is_known else self.take()
+                self.table[row, begin // page_size] = page
+                if not is_known:
                     known[key] = page
                     self.prompt_rows += [row] * len(tokens)
                     self.prompt_positions += range(begin, begin + len(tokens))
                     self.prompt_slots += range(page * page_size, page * page_size + len(tokens))
-                pages.append(page)
-            self.rows.append(pages)
 
     def take(self) -> int:
         if self._free:
@@ -55,39 +54,36 @@ class _Pages:
         self.num_pages += 1
         return self.num_pages - 1
 
-    def append(self) -> list[int]:
+    def append(self) -> Int32s:
         """Room for one more token in every row; returns the slots."""
-        slots = []
-        for row, pages in enumerate(self.rows):
-            offset = self.seq_lens[row] % self.page_size
-            if offset == 0:
-                pages.append(self.take())
-            self.seq_lens[row] += 1
-            slots.append(pages[-1] * self.page_size + offset)
+        column, offset = np.divmod(self.seq_lens, self.page_size)
+        if column.max(initial=0) >= self.table.shape[1]:
+            more = np.full((len(self.table), self.table.shape[1] // 2 + 1), -1, np.int32)
+            self.table = np.concatenate((self.table, more), axis=1)
+        for row in np.flatnonzero(offset == 0):
+            self.table[row, column[row]] = self.take()
+        self.seq_lens += 1
+        slots: Int32s = self.table[np.arange(len(column)), column] * self.page_size + offset
         return slots
 
     def select(self, source: list[int]) -> list[tuple[int, int]]:
         """Row i becomes what row source[i] was. Returns (from, to) of pages whose content must be copied."""
-        rows = [list(self.rows[row]) for row in source]
-        self.seq_lens = [self.seq_lens[row] for row in source]
-        used = {page for pages in rows for page in pages}
-        self._free = [page for page in range(self.num_pages) if page not in used]
+        self.table = self.table[source]
+        self.seq_lens = self.seq_lens[source]
+        num_used = -(-self.seq_lens // self.page_size)
+        in_use = self.table[np.arange(self.table.shape[1]) < num_used[:, None]]
+        self._free = np.setdiff1d(np.arange(self.num_pages), in_use).tolist()
         # Rows will write into their last page unless it is full: all but one of those that share it get a copy.
         copies = []
-        sharers = Counter(pages[-1] for pages in rows if pages)
-        for row, pages in enumerate(rows):
-            if pages and self.seq_lens[row] % self.page_size != 0 and sharers[pages[-1]] > 1:
-                sharers[pages[-1]] -= 1
-                copies.append((pages[-1], self.take()))
-                pages[-1] = copies[-1][1]
-        self.rows = rows
+        owned: set[int] = set()
+        for row in np.flatnonzero(self.seq_lens % self.page_size):
+            column = num_used[row] - 1
+            page = int(self.table[row, column])
+            if page in owned:
+                copies.append((page, self.take()))
+                self.table[row, column] = copies[-1][1]
+            owned.add(page)
         return copies
-
-    def table(self) -> np.ndarray[tuple[int, ...], np.dtype[np.int32]]:
-        table = np.full((len(self.rows), max(map(len, self.rows))), -1, np.int32)
-        for row, pages in enumerate(self.rows):
-            table[row, :len(pages)] = pages
-        return table
 
 
 class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
@@ -201,6 +197,7 @@ class PagedCache(Cache):  # type: ignore[misc]
         self._indices: tuple[torch.Tensor, ...] = ()
         self._slots = torch.empty(0)
         self._planned = False
+        self._rows_kept = False  # since the last plan every request has stayed in its row
         self._planner: StepPlanner | None = None
 
     @property
@@ -215,9 +212,10 @@ class PagedCache(Cache):  # type: ignore[misc]
                                        "with attn_implementation='capillary'")
         return self._planner.planner.explain()
 
-    def block_table(self) -> tuple[Any, Any]:
-        """(int32 [batch, max_pages], int32 [batch]): the rows' page ids, -1 past their last, and lengths."""
-        return self.pages.table(), np.array(self.pages.seq_lens, np.int32)
+    def block_table(self) -> tuple[Int32s, Int32s]:
+        """(int32 [batch, max_pages], int32 [batch]): the rows' page ids, of which those past a row's last mean nothing,
+        and lengths in tokens. Views, which the next step changes."""
+        return self.pages.table, self.pages.seq_lens
 
     def start(self, batch: int, tokens: int) -> _Pages:
         """The rows of the first forward pass, in which generate() may have repeated the prompts."""
@@ -247,7 +245,7 @@ class PagedCache(Cache):  # type: ignore[misc]
     def begin_step(self, layer: int, device: torch.device) -> torch.Tensor:
         """Slots of the step's new tokens; the first layer makes room."""
         if layer == 0:
-            self._slots = torch.tensor(self.pages.append(), device=device)
+            self._slots = torch.from_numpy(self.pages.append().astype(np.int64)).to(device)
             self._planned = False
         return self._slots
 
@@ -256,13 +254,15 @@ class PagedCache(Cache):  # type: ignore[misc]
         if self._planner is None:
             self._planner = StepPlanner(q.shape[1], pool.shape[2], pool.shape[3], q.dtype, q.device, self._mode)
         if not self._planned:
-            self._planner.prepare(*self.block_table(), self._page_size)
-            self._planned = True
+            rows = np.arange(len(self.pages.table), dtype=np.int32) if self._rows_kept else None
+            self._planner.prepare(*self.block_table(), self._page_size, rows)
+            self._planned = self._rows_kept = True
         return self._planner
 
     def _select(self, source: list[int]) -> None:
         if self._pages is None:
             return
+        self._rows_kept = False
         copies = self.pages.select(source)
         if copies:
             device = self.layers[0].keys.device
@@ -277,7 +277,7 @@ class PagedCache(Cache):  # type: ignore[misc]
         self._select(indices.tolist())
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        self._select([row for row in range(len(self.pages.rows)) for _ in range(repeats)])
+        self._select([row for row in range(len(self.pages.table)) for _ in range(repeats)])
 
     def crop(self, *args: Any) -> None:
         raise UnsupportedConfigError("PagedCache: crop was called; must be kept whole; use another cache for speculative "

@@ -8,6 +8,8 @@ import torch
 
 from ..planner import Planner
 
+Int32s = np.ndarray[tuple[int, ...], np.dtype[np.int32]]
+
 _last: Planner | None = None
 
 
@@ -26,11 +28,10 @@ class StepPlanner:
         self._device = device
         self._table = torch.empty(0)
 
-    def prepare(self, table: np.ndarray[tuple[int, ...], np.dtype[np.int32]],
-                seq_lens: np.ndarray[tuple[int, ...], np.dtype[np.int32]], page_size: int) -> None:
+    def prepare(self, table: Int32s, seq_lens: Int32s, page_size: int, previous_row: Int32s | None = None) -> None:
         """table: int32 [rows, max_pages] on the host, entries past a row's last page unread; seq_lens: [rows]."""
         global _last
-        self.planner.update(table, seq_lens, page_size)
+        self.planner.update(table, seq_lens, page_size, previous_row=previous_row)
         # Pageable memory: PyTorch copies it out before the call returns, so the array may go.
         self._table = torch.from_numpy(table).to(self._device)
         _last = self.planner
