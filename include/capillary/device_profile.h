@@ -38,7 +38,7 @@ struct DeviceProfile {
   // Clusters co-resident with one CTA an SM; 0: this cluster size cannot be launched.
   std::array<int32_t, kNumClusterSizes> max_clusters = {132, 66, 30, 15, 7};
 
-  // Rates in GB/s (1e9), times in us. The clusters above, hbm_gbps, wide_gbps_per_cta, dsm_load_gbps_per_cta and
+  // Rates in GB/s (1e9), times in us. The clusters above, hbm_gbps, dsm_load_gbps_per_cta and
   // matrix_ceiling_tflops were measured by themselves on H200s. Every other figure is fitted or set by hand: it
   // makes the model's estimates agree with whole steps, so it absorbs what the model leaves out and is no
   // measurement of what its name says (docs/planner.md, "Where the built-in figures come from").
@@ -46,7 +46,7 @@ struct DeviceProfile {
   double hbm_gbps_per_cta = 36;  // the most one CTA draws while the others leave HBM idle
   double l2_gbps_per_cta = 55;   // L2-resident read into one SM
   double wide_gbps_per_cta =
-      43;  // what the wide path's swizzled tensor copies bring into one SM, from anywhere
+      43;  // what the wide path takes in at most on one SM, from anywhere
   ByClusterSize dsm_load_gbps_per_cta = {128, 30, 28, 28, 28};
   double dsm_latency_us = 0.09;      // one peer load
   double cluster_barrier_us = 0.95;  // arrive to wake-up
