@@ -42,11 +42,10 @@ struct DeviceProfile {
   // matrix_ceiling_tflops were measured by themselves on H200s. Every other figure is fitted or set by hand: it
   // makes the model's estimates agree with whole steps, so it absorbs what the model leaves out and is no
   // measurement of what its name says (docs/planner.md, "Where the built-in figures come from").
-  double hbm_gbps = 4620;        // streaming read, all SMs
-  double hbm_gbps_per_cta = 36;  // the most one CTA draws while the others leave HBM idle
-  double l2_gbps_per_cta = 55;   // L2-resident read into one SM
-  double wide_gbps_per_cta =
-      43;  // what the wide path takes in at most on one SM, from anywhere
+  double hbm_gbps = 4620;         // streaming read, all SMs
+  double hbm_gbps_per_cta = 36;   // the most one CTA draws while the others leave HBM idle
+  double l2_gbps_per_cta = 55;    // L2-resident read into one SM
+  double wide_gbps_per_cta = 43;  // what the wide path takes in at most on one SM, from anywhere
   ByClusterSize dsm_load_gbps_per_cta = {128, 30, 28, 28, 28};
   double dsm_latency_us = 0.09;      // one peer load
   double cluster_barrier_us = 0.95;  // arrive to wake-up
