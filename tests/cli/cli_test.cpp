@@ -383,6 +383,7 @@ TEST_F(Cli, BenchWritesLinesAndTable) {
                               "cluster_size",
                               "num_groups",
                               "time_us_graph_cold",
+                              "time_us_graph_dependent",
                               "time_us_graph_warm",
                               "time_us_eager",
                               "floor_us",

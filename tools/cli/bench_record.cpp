@@ -58,6 +58,7 @@ nlohmann::ordered_json bench_record(const BenchResult& result, const MeasureOpti
       {"num_groups", result.report.digest.num_groups},
       {"num_jobs", summary.num_jobs},
       {"time_us_graph_cold", time_of(TimingKind::kGraphCold)},
+      {"time_us_graph_dependent", time_of(TimingKind::kGraphDependent)},
       {"time_us_graph_warm", time_of(TimingKind::kGraphWarm)},
       {"time_us_eager", time_of(TimingKind::kEager)},
       {"spread", widest},

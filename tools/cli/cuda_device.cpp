@@ -24,6 +24,8 @@ device::Timing timing_of(TimingKind kind) {
       return device::Timing::kGraphCold;
     case TimingKind::kGraphWarm:
       return device::Timing::kGraphWarm;
+    case TimingKind::kGraphDependent:
+      return device::Timing::kGraphDependent;
     case TimingKind::kEager:
       break;
   }
@@ -69,7 +71,8 @@ class CudaDevice final : public TimedDevice {
   std::string driver_version() const override { return cuda_version(info_.driver_version); }
   std::string toolkit_version() const override { return cuda_version(info_.runtime_version); }
   std::vector<TimingKind> timing_kinds() const override {
-    return {TimingKind::kGraphCold, TimingKind::kGraphWarm, TimingKind::kEager};
+    return {TimingKind::kGraphCold, TimingKind::kGraphDependent, TimingKind::kGraphWarm,
+            TimingKind::kEager};
   }
   DeviceProfile adapt_profile(const DeviceProfile& profile,
                               const ModelShape& shape) const override {

@@ -89,6 +89,8 @@ const char* timing_name(TimingKind kind) {
       return "graph cold";
     case TimingKind::kGraphWarm:
       return "graph warm";
+    case TimingKind::kGraphDependent:
+      return "graph dependent";
   }
   return "unknown";
 }

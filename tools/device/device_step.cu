@@ -169,8 +169,10 @@ struct DeviceStep::Impl {
     if (stream != nullptr) (void)cudaStreamDestroy(stream);
   }
   DecodeTensors tensors(int copy) const;
-  void run(int copy) const {
-    cuda::decode(*plan_buffer, tensors(copy), workspace.get(), workspace_bytes, {}, stream);
+  void run(int copy, bool dependent = false) const {
+    DecodeOptions options;
+    options.dependent_launch = dependent;
+    cuda::decode(*plan_buffer, tensors(copy), workspace.get(), workspace_bytes, options, stream);
   }
   template <class T>
   void fill(T* data, int64_t count, uint64_t seed) const {
@@ -437,13 +439,14 @@ std::vector<double> DeviceStep::time_us(Timing kind, int repeats) {
       if (i >= 3) times.push_back(us);
     }
   } else {
-    const int launches = kind == Timing::kGraphCold
-                             ? std::max(self.copies, self.unique_bytes > (1ll << 30) ? 2 : 4)
-                             : 8;
+    const bool warm = kind == Timing::kGraphWarm;
+    const int launches =
+        warm ? 8 : std::max(self.copies, self.unique_bytes > (1ll << 30) ? 2 : 4);
     cudaGraph_t graph = nullptr;
     cudaGraphExec_t exec = nullptr;
     DEVICE_REQUIRE(cudaStreamBeginCapture(self.stream, cudaStreamCaptureModeThreadLocal));
-    for (int i = 0; i < launches; ++i) self.run(kind == Timing::kGraphCold ? i % self.copies : 0);
+    for (int i = 0; i < launches; ++i)
+      self.run(warm ? 0 : i % self.copies, kind == Timing::kGraphDependent);
     DEVICE_REQUIRE(cudaStreamEndCapture(self.stream, &graph));
     DEVICE_REQUIRE(cudaGraphInstantiate(&exec, graph, 0));
     for (int i = 0; i < repeats + 2; ++i) {

@@ -29,7 +29,7 @@ struct StepSpec {
   uint64_t seed = 1;
 };
 
-enum class Timing { kGraphCold, kGraphWarm, kEager };
+enum class Timing { kGraphCold, kGraphDependent, kGraphWarm, kEager };
 
 struct CheckOutcome {
   double worst_rel_err = 0;  // relative Frobenius error of a row, over the rows looked at
@@ -50,7 +50,8 @@ class DeviceStep {
   // kernel that knows the block table alone.
   CheckOutcome check(int max_queries = 48);
   // Microseconds a step, one entry a repeat. Cold: each launch of a graph reads another copy of the caches,
-  // together several times the L2 (or one copy, where that alone is). Warm: the same copy again and again.
+  // together several times the L2 (or one copy, where that alone is). Dependent: the same with programmatic dependent
+  // launches, so that a step's start overlaps the end of the step before. Warm: the same copy again and again.
   std::vector<double> time_us(Timing kind, int repeats);
   // One cold launch of a CAPILLARY_TRACE build as a Chrome trace (chrome://tracing, Perfetto): a process an SM, a
   // thread a track. Throws UnsupportedConfig in other builds.
