@@ -204,19 +204,25 @@ KernelArgs make_args(const PlanHeader& header, const void* g_plan, const DecodeT
 void launch(const tree_decode::KernelInstance& instance, const PlanHeader& header, KernelArgs* args,
             bool dependent, cudaStream_t stream) {
   cudaLaunchAttribute attributes[2]{};
-  attributes[0].id = cudaLaunchAttributeClusterDimension;
-  attributes[0].val.clusterDim.x = static_cast<unsigned>(header.cluster_size);
-  attributes[0].val.clusterDim.y = 1;
-  attributes[0].val.clusterDim.z = 1;
-  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[1].val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
+  // A cluster of one is what a launch without the attribute makes, too, and sooner.
+  if (header.cluster_size > 1) {
+    cudaLaunchAttribute& cluster = attributes[config.numAttrs++];
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim.x = static_cast<unsigned>(header.cluster_size);
+    cluster.val.clusterDim.y = 1;
+    cluster.val.clusterDim.z = 1;
+  }
+  if (dependent) {
+    cudaLaunchAttribute& serialization = attributes[config.numAttrs++];
+    serialization.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    serialization.val.programmaticStreamSerializationAllowed = 1;
+  }
   config.gridDim = dim3(static_cast<unsigned>(header.cluster_size * header.num_clusters));
   config.blockDim = dim3(instance.threads);
   config.dynamicSmemBytes = instance.smem_bytes;
   config.stream = stream;
   config.attrs = attributes;
-  config.numAttrs = dependent ? 2 : 1;
   void* parameters[] = {args};
   CAPILLARY_CUDA(cudaLaunchKernelExC(&config, instance.function, parameters));
 }

@@ -124,6 +124,10 @@ __device__ __forceinline__ uint32_t thread_index() {
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
   return index;
 }
+// The compiler knows nothing of the value any more.
+__device__ __forceinline__ void forget(uint32_t& value) {
+  asm volatile("" : "+r"(value));
+}
 __device__ __forceinline__ uint32_t smid() {
   uint32_t id;
   asm volatile("mov.u32 %0, %%smid;" : "=r"(id));

@@ -53,7 +53,8 @@ __device__ void run_query_role(const KernelArgs& args, Storage<Tr>& storage) {
   while (const Program* program = reader.wait()) {
     const JobRows rows{args, program->query_order, program->kv_head};
     for (uint32_t row = threadIdx.x & 31u; row < program->num_rows; row += 32) {
-      const auto* g_row = reinterpret_cast<const unsigned char*>(rows.q<typename Tr::T>(row));
+      const auto* g_row =
+          reinterpret_cast<const unsigned char*>(rows.q<typename Tr::T>(rows.place(row)));
 #pragma unroll
       for (uint32_t offset = 0; offset < kRowBytes; offset += kLineBytes)
         ptx::prefetch_l2(g_row + offset);

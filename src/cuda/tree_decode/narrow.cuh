@@ -58,35 +58,47 @@ __device__ __forceinline__ void swap_if(bool swaps, uint4& a, uint4& b) {
   a = c;
 }
 
-// Chunks 4i + t of the eight query rows of a block, lane (g, t) row g's.
+// Chunk 4i + t of a query row; no row: zeros.
 template <class Tr>
+__device__ __forceinline__ uint4 query_chunk(NarrowLane lane, const uint4* g_row, int i) {
+  const uint32_t chunk = 4u * static_cast<uint32_t>(i) + lane.t;
+  const bool real = g_row != nullptr && (Tr::kChunks % 4 == 0 || chunk < Tr::kChunks);
+  return real ? ptx::ld_global_nc(g_row + chunk) : uint4{0, 0, 0, 0};
+}
+
+// The query rows of an item, lane (g, t) those of rows g and 8 + g. The second eight are not kept beside the output of 16
+// rows: read again for each tile, from L1.
+template <class Tr, int kBlocks>
 struct NarrowQuery {
-  uint4 chunks[Tr::kChunkSteps];
-  __device__ __forceinline__ void load(NarrowLane lane, const uint4* g_row) {
+  uint4 first[Tr::kChunkSteps];
+  const uint4* g_second;  // kBlocks == 2
+  __device__ __forceinline__ void load(NarrowLane lane, const uint4* g_first) {
 #pragma unroll
-    for (int i = 0; i < Tr::kChunkSteps; ++i) {
-      const uint32_t chunk = 4u * static_cast<uint32_t>(i) + lane.t;
-      const bool real = g_row != nullptr && (Tr::kChunks % 4 == 0 || chunk < Tr::kChunks);
-      chunks[i] = real ? ptx::ld_global_nc(g_row + chunk) : uint4{0, 0, 0, 0};
-    }
+    for (int i = 0; i < Tr::kChunkSteps; ++i) first[i] = query_chunk<Tr>(lane, g_first, i);
   }
 };
 
-// Where the lane's query row of a block is; null: the item has none.
-template <class Tr>
-__device__ __forceinline__ const uint4* query_row(NarrowLane lane, uint32_t block,
-                                                  const WorkItem& item, const JobRows& rows) {
-  const uint32_t row = 8 * block + lane.g;
-  if (row >= item.num_rows) return nullptr;
-  return reinterpret_cast<const uint4*>(rows.q<typename Tr::T>(item.row_begin + row));
+// The lane's row of a block, 8 * block + g. Rows that the item has not are its last.
+__device__ __forceinline__ uint32_t narrow_row(NarrowLane lane, uint32_t block,
+                                               const WorkItem& item) {
+  return item.row_begin + min(8 * block + lane.g, item.num_rows - 1u);
 }
 
-// Asks for a query row into L1, for the next item, which would otherwise wait for it. In registers it would crowd
-// out the item in hand.
 template <class Tr>
-__device__ __forceinline__ void prefetch_query(NarrowLane lane, const uint4* g_row) {
+__device__ __forceinline__ const uint4* query_row(const JobRows& rows,
+                                                  const JobRows::Place& place) {
+  return reinterpret_cast<const uint4*>(rows.q<typename Tr::T>(place));
+}
+
+// The query token of the lane's row of an item's first block, looked up one item ahead, and the query asked for into L1: a
+// short item would otherwise wait for them. In registers the query would crowd out the item in hand.
+template <class Tr>
+__device__ __forceinline__ int32_t look_ahead(NarrowLane lane, const WorkItem& item,
+                                              const JobRows& rows) {
   constexpr uint32_t kLines = (Tr::kRowBytes + 127) / 128;
-  if (g_row != nullptr && lane.t < kLines) ptx::prefetch_l1(g_row + lane.t * 8);
+  const JobRows::Place place = rows.place(narrow_row(lane, 0, item));
+  if (lane.t < kLines) ptx::prefetch_l1(query_row<Tr>(rows, place) + lane.t * 8);
+  return place.token;
 }
 
 // The partial of 8 * kBlocks rows. Lane (g, t) has rows 8 * block + 2t + column.
@@ -147,7 +159,7 @@ __device__ __forceinline__ void narrow_begin(NarrowLane lane, const WorkItem& it
 // scores[block]: tokens of fragment rows g (0, 1) and g + 8 (2, 3) x rows 2t, 2t + 1.
 template <class Tr, int kBlocks>
 __device__ __forceinline__ void narrow_scores(NarrowLane lane, const unsigned char* s_k,
-                                              const NarrowQuery<Tr> (&query)[kBlocks],
+                                              const NarrowQuery<Tr, kBlocks>& query, uint4 second,
                                               float (&scores)[kBlocks][4]) {
   const unsigned char* s_row = s_k + lane.g * Tr::kRowBytes + lane.t * 16;
   // Two chains of products for one block of rows; two blocks are two chains already.
@@ -174,12 +186,13 @@ __device__ __forceinline__ void narrow_scores(NarrowLane lane, const unsigned ch
       swap_if(odd, highs[0], highs[1]);
     }
     const uint4 low = lows[kSwaps ? i % 2 : 0], high = highs[kSwaps ? i % 2 : 0];
-    const uint4 q = query[0].chunks[i];
+    const uint4 q = query.first[i];
     ptx::mma_m16n8k16<typename Tr::T>(scores[0], low.x, high.x, low.y, high.y, q.x, q.y);
     ptx::mma_m16n8k16<typename Tr::T>(kBlocks == 1 ? other : scores[0], low.z, high.z, low.w,
                                       high.w, q.z, q.w);
     if constexpr (kBlocks == 2) {
-      const uint4 p = query[1].chunks[i];
+      const uint4 p = second;
+      if (i + 1 < Tr::kChunkSteps) second = query_chunk<Tr>(lane, query.g_second, i + 1);
       ptx::mma_m16n8k16<typename Tr::T>(scores[1], low.x, high.x, low.y, high.y, p.x, p.y);
       ptx::mma_m16n8k16<typename Tr::T>(scores[1], low.z, high.z, low.w, high.w, p.z, p.w);
     }
@@ -311,39 +324,50 @@ __device__ __forceinline__ void narrow_output(NarrowLane lane, const unsigned ch
   }
 }
 
+// Leaves the rows in their slots.
 template <class Tr, int kBlocks>
-__device__ __forceinline__ void narrow_end(NarrowLane lane, const WorkItem& item,
-                                           const JobRows& rows, Storage<Tr>& storage,
-                                           SlotGate& gate, NarrowState<Tr, kBlocks>& state) {
-  const bool to_slot = item.destination == Destination::kSlot;
-  if (to_slot) gate.pass();
+__device__ __forceinline__ void narrow_keep(NarrowLane lane, const WorkItem& item,
+                                            Storage<Tr>& storage, NarrowState<Tr, kBlocks>& state) {
 #pragma unroll
   for (int block = 0; block < kBlocks; ++block)
 #pragma unroll
     for (int column = 0; column < 2; ++column) {
-      float sum = state.sum[block][column];
-#pragma unroll
-      for (int offset = 4; offset < 32; offset *= 2)
-        sum += __shfl_xor_sync(0xffffffffu, sum, offset);
       const uint32_t row = 8u * block + 2u * lane.t + column;
-      if (row >= item.num_rows) continue;
-      if (to_slot) {
-        const int slot = item.dest_slot + static_cast<int>(row);
-        if (lane.g == 0) storage.slot_state[slot] = {state.max[block][column], sum};
+      const bool real = row < item.num_rows;
+      const int slot = item.dest_slot + static_cast<int>(row);
+      if (real && lane.g == 0)
+        storage.slot_state[slot] = {state.max[block][column], state.sum[block][column]};
 #pragma unroll
-        for (int half = 0; half < Tr::kHalves; ++half)
+      for (int half = 0; half < Tr::kHalves; ++half)
 #pragma unroll
-          for (int j = 0; j < 8; j += 4)
+        for (int j = 0; j < 8; j += 4)
+          if (real)
             *reinterpret_cast<float4*>(
                 slot_at(storage, slot, 8 * static_cast<int>(narrow_chunk<Tr>(lane, half)) + j)) = {
                 state.at(block, half, j, column) * lane.one,
                 state.at(block, half, j + 1, column) * lane.one,
                 state.at(block, half, j + 2, column) * lane.one,
                 state.at(block, half, j + 3, column) * lane.one};
-        continue;
-      }
-      const float inverse = normaliser(sum);
-      typename Tr::T* out = rows.out<typename Tr::T>(item.row_begin + row);
+    }
+}
+
+// Normalises and writes the rows. `token` is that of row g; the lane has rows 2t and 2t + 1.
+template <class Tr, int kBlocks>
+__device__ __forceinline__ void narrow_write(NarrowLane lane, const WorkItem& item,
+                                             const JobRows& rows, int32_t token,
+                                             NarrowState<Tr, kBlocks>& state) {
+#pragma unroll
+  for (int block = 0; block < kBlocks; ++block) {
+    if (block == 1) token = rows.token(narrow_row(lane, 1, item));
+#pragma unroll
+    for (int column = 0; column < 2; ++column) {
+      const auto source = static_cast<int>(8 * lane.t + 4u * column);
+      const uint32_t row = 8u * block + 2u * lane.t + column;
+      const JobRows::Place at{__shfl_sync(0xffffffffu, token, source),
+                              rows.head(item.row_begin + row)};
+      const bool real = row < item.num_rows;
+      const float inverse = normaliser(state.sum[block][column]);
+      typename Tr::T* out = rows.out<typename Tr::T>(at);
 #pragma unroll
       for (int half = 0; half < Tr::kHalves; ++half) {
         const int dim = 8 * static_cast<int>(narrow_chunk<Tr>(lane, half));
@@ -353,10 +377,32 @@ __device__ __forceinline__ void narrow_end(NarrowLane lane, const WorkItem& item
         for (int j = 0; j < 8; j += 2)
           packed[j / 2] = pack2<typename Tr::T>(state.at(block, half, j, column) * inverse,
                                                 state.at(block, half, j + 1, column) * inverse);
-        *reinterpret_cast<uint4*>(out + dim) = {packed[0], packed[1], packed[2], packed[3]};
+        if (real)
+          *reinterpret_cast<uint4*>(out + dim) = {packed[0], packed[1], packed[2], packed[3]};
       }
-      if (lane.g == 0) rows.write_lse(item.row_begin + row, state.max[block][column], sum);
+      if (real && lane.g == 0)
+        rows.write_lse(at, state.max[block][column], state.sum[block][column]);
     }
+  }
+}
+
+template <class Tr, int kBlocks>
+__device__ __forceinline__ void narrow_end(NarrowLane lane, const WorkItem& item,
+                                           const JobRows& rows, int32_t token, Storage<Tr>& storage,
+                                           SlotGate& gate, NarrowState<Tr, kBlocks>& state) {
+#pragma unroll
+  for (int offset = 4; offset < 32; offset *= 2)
+#pragma unroll
+    for (int block = 0; block < kBlocks; ++block)
+#pragma unroll
+      for (int column = 0; column < 2; ++column)
+        state.sum[block][column] += __shfl_xor_sync(0xffffffffu, state.sum[block][column], offset);
+  if (item.destination == Destination::kSlot) {
+    gate.pass();
+    narrow_keep(lane, item, storage, state);
+  } else {
+    narrow_write(lane, item, rows, token, state);
+  }
 }
 
 // Which of a stream's stages is next, and which use of it that is.
@@ -379,12 +425,15 @@ struct StreamTurn {
 template <class Tr, int kBlocks>
 __device__ __forceinline__ void compute_narrow_item(const KernelArgs& args, Storage<Tr>& storage,
                                                     NarrowLane lane, const WorkItem& item,
-                                                    const JobRows& rows, const uint4* g_query,
+                                                    int32_t token, const JobRows& rows,
                                                     StreamTurn<Tr>& turn, SlotGate& gate,
                                                     Tracer& tracer) {
-  NarrowQuery<Tr> query[kBlocks];
-  query[0].load(lane, g_query);
-  const uint4* g_second = kBlocks == 2 ? query_row<Tr>(lane, 1, item, rows) : nullptr;
+  NarrowQuery<Tr, kBlocks> query;
+  const JobRows::Place place{token, rows.head(narrow_row(lane, 0, item))};
+  query.load(lane, lane.g < item.num_rows ? query_row<Tr>(rows, place) : nullptr);
+  query.g_second = nullptr;
+  if (kBlocks == 2 && 8 + lane.g < item.num_rows)
+    query.g_second = query_row<Tr>(rows, rows.place(narrow_row(lane, 1, item)));
   NarrowState<Tr, kBlocks> state;
   narrow_begin(lane, item, storage, state);
   for (uint32_t left = item.num_tiles; left > 0; --left) {
@@ -392,13 +441,13 @@ __device__ __forceinline__ void compute_narrow_item(const KernelArgs& args, Stor
     const unsigned char* s_k = storage.ring + stage * Tr::kStageBytes;
     float scores[kBlocks][4];
     uint32_t p[kBlocks][2];
-    // Not kept beside the output of 16 rows: read again for each tile, from L1.
-    if constexpr (kBlocks == 2) query[1].load(lane, g_second);
+    uint4 second{};  // the query rows' first chunk
+    if constexpr (kBlocks == 2) second = query_chunk<Tr>(lane, query.g_second, 0);
     tracer.begin_wait();
     wait_cta(storage.k_full, stage, parity, Wait::kKFull);
     tracer.end_wait();
     const uint32_t valid = storage.stage_tokens[stage];
-    narrow_scores<Tr, kBlocks>(lane, s_k, query, scores);
+    narrow_scores<Tr, kBlocks>(lane, s_k, query, second, scores);
     narrow_softmax<Tr, kBlocks>(lane, scores, valid, args.scale_log2, state, p);
     tracer.begin_wait();
     wait_cta(storage.v_full, stage, parity, Wait::kVFull);
@@ -410,7 +459,7 @@ __device__ __forceinline__ void compute_narrow_item(const KernelArgs& args, Stor
       ptx::mbarrier_arrive_release_cta(storage.stage_empty + stage, Tr::kConsumerWarps);
     turn.advance();
   }
-  narrow_end(lane, item, rows, storage, gate, state);
+  narrow_end(lane, item, rows, token, storage, gate, state);
 }
 
 // One warp's stream of a narrow phase.
@@ -423,27 +472,23 @@ __device__ void compute_narrow_stream(const KernelArgs& args, Storage<Tr>& stora
   const uint32_t stream = thread / 32;
   if (stream >= Tr::kStreams) return;
   const NarrowLane lane = NarrowLane::mine();
-  uint32_t index = phase.item_begin;
-  for (uint32_t other = 0; other < stream; ++other) index += phase.stream_items[other];
+  uint32_t index = phase.item_begin + items_before(phase, stream, thread % 32);
   const uint32_t end = index + phase.stream_items[stream];
   if (index == end) return;
   StreamTurn<Tr> turn{stream, parities};
-  // Where the next item's query is, is looked up one ahead: a short item would wait for its own.
-  const uint4* g_next = query_row<Tr>(lane, 0, program.items[index], rows);
+  int32_t next = look_ahead<Tr>(lane, program.items[index], rows);
   for (; index < end; ++index) {
     const WorkItem item = program.items[index];
-    const uint4* g_query = g_next;
+    const int32_t token = next;
     tracer.mark(TraceEvent::kItem, item.num_tiles);
-    if (index + 1 < end) {
-      g_next = query_row<Tr>(lane, 0, program.items[index + 1], rows);
-      prefetch_query<Tr>(lane, g_next);
-    }
+    if (index + 1 < end) next = look_ahead<Tr>(lane, program.items[index + 1], rows);
     if (item.num_rows <= 8)
-      compute_narrow_item<Tr, 1>(args, storage, lane, item, rows, g_query, turn, gate, tracer);
+      compute_narrow_item<Tr, 1>(args, storage, lane, item, token, rows, turn, gate, tracer);
     else
-      compute_narrow_item<Tr, 2>(args, storage, lane, item, rows, g_query, turn, gate, tracer);
+      compute_narrow_item<Tr, 2>(args, storage, lane, item, token, rows, turn, gate, tracer);
     // The stream's next item may start from the slots that this one has left, with other lanes a row.
     __syncwarp();
+    ptx::forget(index);  // the outcome of its comparison would be kept in a register all the while
   }
 }
 

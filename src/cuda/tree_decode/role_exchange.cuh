@@ -36,37 +36,44 @@ struct RowState {
   float sum = 0.0f;
 };
 
-// Folds up to 32 partials: lane i holds partial i's (max, sum) (empty lanes: -inf, 0); load(i, piece) fetches
-// partial i's output. Order is that of the list whatever the timing.
+// Partials that are folded together: their loads go out at once, so that a row waits for its peers once every so many.
+inline constexpr int kFoldPartials = 8;
+
+// Folds partials [0, count), in this order: load(i, state, piece) fetches one's (max, sum) and this lane's share of its
+// output. Every lane works the weights out for itself; to do that once and hand it round takes longer.
 template <class Tr, class Load>
-__device__ __forceinline__ void fold_partials(uint32_t count, float lane_max, float lane_sum,
-                                              const Load& load, RowState& row, RowPiece<Tr>& out) {
-  float top = lane_max;
+__device__ __forceinline__ void fold_partials(uint32_t count, const Load& load, RowState& row,
+                                              RowPiece<Tr>& out) {
+  for (uint32_t first = 0; first < count; first += kFoldPartials) {
+    float2 state[kFoldPartials];
+    RowPiece<Tr> piece[kFoldPartials];
 #pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2)
-    top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, offset));
-  const float fresh = fmaxf(row.max, top);
-  const float base = fresh == -INFINITY ? 0.0f : fresh;
-  const float kept = ptx::ex2_approx(row.max - base);
-  const float lane_scale = ptx::ex2_approx(lane_max - base);
-  float sum = lane_sum * lane_scale;
+    for (uint32_t i = 0; i < kFoldPartials; ++i) {
+      // Past the end: the last one again, with no weight.
+      load(min(first + i, count - 1), state[i], piece[i]);
+      if (first + i >= count) state[i] = {-INFINITY, 0.0f};
+    }
+    float fresh = row.max;
 #pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
-  row.sum = row.sum * kept + sum;
-  row.max = fresh;
-#pragma unroll
-  for (int u = 0; u < RowPiece<Tr>::kCount; ++u)
-#pragma unroll
-    for (int c = 0; c < RowPiece<Tr>::kWidth; ++c) out.value[u][c] *= kept;
-#pragma unroll 8
-  for (uint32_t i = 0; i < count; ++i) {
-    RowPiece<Tr> piece;
-    load(i, piece);
-    const float scale = __shfl_sync(0xffffffffu, lane_scale, static_cast<int>(i));
+    for (int i = 0; i < kFoldPartials; ++i) fresh = fmaxf(fresh, state[i].x);
+    const float base = fresh == -INFINITY ? 0.0f : fresh;
+    const float kept = ptx::ex2_approx(row.max - base);
+    row.max = fresh;
+    row.sum *= kept;
 #pragma unroll
     for (int u = 0; u < RowPiece<Tr>::kCount; ++u)
 #pragma unroll
-      for (int c = 0; c < RowPiece<Tr>::kWidth; ++c) out.value[u][c] += piece.value[u][c] * scale;
+      for (int c = 0; c < RowPiece<Tr>::kWidth; ++c) out.value[u][c] *= kept;
+#pragma unroll
+    for (int i = 0; i < kFoldPartials; ++i) {
+      const float weight = ptx::ex2_approx(state[i].x - base);
+      row.sum += state[i].y * weight;
+#pragma unroll
+      for (int u = 0; u < RowPiece<Tr>::kCount; ++u)
+#pragma unroll
+        for (int c = 0; c < RowPiece<Tr>::kWidth; ++c)
+          out.value[u][c] += piece[i].value[u][c] * weight;
+    }
   }
 }
 
@@ -82,7 +89,8 @@ template <class Tr>
 __device__ __forceinline__ void write_row(const JobRows& rows, uint32_t row, const RowState& state,
                                           const RowPiece<Tr>& piece) {
   const float inverse = normaliser(state.sum);
-  typename Tr::T* out = rows.out<typename Tr::T>(row);
+  const JobRows::Place place = rows.place(row);
+  typename Tr::T* out = rows.out<typename Tr::T>(place);
 #pragma unroll
   for (int u = 0; u < RowPiece<Tr>::kCount; ++u) {
     const int dim = RowPiece<Tr>::dim(u);
@@ -97,7 +105,7 @@ __device__ __forceinline__ void write_row(const JobRows& rows, uint32_t row, con
     else
       *reinterpret_cast<uint32_t*>(out + dim) = packed[0];
   }
-  if ((threadIdx.x & 31u) == 0) rows.write_lse(row, state.max, state.sum);
+  if ((threadIdx.x & 31u) == 0) rows.write_lse(place, state.max, state.sum);
 }
 
 // Leaves a merged row in a slot. Every lane has read its share of the row, and only this warp writes it.
@@ -119,45 +127,32 @@ template <class Tr>
 __device__ __forceinline__ void gather_row(const Merge& merge, uint32_t row_offset,
                                            const Partial* partials, Storage<Tr>& storage,
                                            RowState& state, RowPiece<Tr>& out) {
-  const uint32_t lane = threadIdx.x & 31u;
   const uint32_t s_state = ptx::smem_address(storage.slot_state);
   const uint32_t s_output = ptx::smem_address(storage.slot_output);
   clear_piece(out);
-  for (uint32_t first = 0; first < merge.num_partials; first += 32) {
-    const uint32_t count = min(merge.num_partials - first, 32u);
-    float lane_max = -INFINITY, lane_sum = 0.0f;
-    uint32_t lane_slot = 0, lane_rank = 0;
-    if (lane < count) {
-      const Partial partial = partials[first + lane];
-      lane_slot = partial.slot + row_offset;
-      lane_rank = partial.rank;
-      const float2 saved = ptx::ld_shared_cluster_f2(
-          ptx::mapa(s_state + lane_slot * sizeof(float2), lane_rank));  // ordered by slots_ready
-      lane_max = saved.x;
-      lane_sum = saved.y;
-    }
-    const auto load = [&](uint32_t i, RowPiece<Tr>& piece) {
-      const uint32_t slot = __shfl_sync(0xffffffffu, lane_slot, static_cast<int>(i));
-      const uint32_t rank = __shfl_sync(0xffffffffu, lane_rank, static_cast<int>(i));
-      const uint32_t d_slot = ptx::mapa(s_output + slot * (Tr::kDim * 4), rank);
+  const auto load = [&](uint32_t i, float2& partial_state, RowPiece<Tr>& piece) {
+    const Partial partial = partials[i];
+    const uint32_t slot = partial.slot + row_offset;
+    partial_state = ptx::ld_shared_cluster_f2(  // ordered by slots_ready
+        ptx::mapa(s_state + slot * sizeof(float2), partial.rank));
+    const uint32_t d_slot = ptx::mapa(s_output + slot * (Tr::kDim * 4), partial.rank);
 #pragma unroll
-      for (int u = 0; u < RowPiece<Tr>::kCount; ++u) {
-        const int dim = RowPiece<Tr>::dim(u);
-        const uint32_t address =
-            d_slot +
-            static_cast<uint32_t>(slot_block(static_cast<int>(slot), dim >> 3) * 8 + (dim & 7)) * 4;
-        if constexpr (RowPiece<Tr>::kWidth == 4) {
-          const float4 value = ptx::ld_shared_cluster_f4(address);
-          piece.value[u][0] = value.x, piece.value[u][1] = value.y;
-          piece.value[u][2] = value.z, piece.value[u][3] = value.w;
-        } else {
-          const float2 value = ptx::ld_shared_cluster_f2(address);
-          piece.value[u][0] = value.x, piece.value[u][1] = value.y;
-        }
+    for (int u = 0; u < RowPiece<Tr>::kCount; ++u) {
+      const int dim = RowPiece<Tr>::dim(u);
+      const uint32_t address =
+          d_slot +
+          static_cast<uint32_t>(slot_block(static_cast<int>(slot), dim >> 3) * 8 + (dim & 7)) * 4;
+      if constexpr (RowPiece<Tr>::kWidth == 4) {
+        const float4 value = ptx::ld_shared_cluster_f4(address);
+        piece.value[u][0] = value.x, piece.value[u][1] = value.y;
+        piece.value[u][2] = value.z, piece.value[u][3] = value.w;
+      } else {
+        const float2 value = ptx::ld_shared_cluster_f2(address);
+        piece.value[u][0] = value.x, piece.value[u][1] = value.y;
       }
-    };
-    fold_partials<Tr>(count, lane_max, lane_sum, load, state, out);
-  }
+    }
+  };
+  fold_partials<Tr>(merge.num_partials, load, state, out);
 }
 
 // Leaves one row's part in the workspace; if all parts of the row are there, merges them.
@@ -207,24 +202,20 @@ __device__ void deliver_part(const KernelArgs& args, const PlanHeader& header, c
   RowState merged;
   RowPiece<Tr> out;
   clear_piece(out);
-  for (uint32_t first = 0; first < split.num_parts; first += 32) {
-    const uint32_t count = min(split.num_parts - first, 32u);
-    float2 saved{-INFINITY, 0.0f};
-    if (lane < count) saved = __ldcg(g_state + place(first + lane));
-    const auto load = [&](uint32_t i, RowPiece<Tr>& part) {
-      const float* g_part = g_output + static_cast<size_t>(place(first + i)) * Tr::kDim;
+  const auto load = [&](uint32_t i, float2& part_state, RowPiece<Tr>& part) {
+    part_state = __ldcg(g_state + place(i));
+    const float* g_part = g_output + static_cast<size_t>(place(i)) * Tr::kDim;
 #pragma unroll
-      for (int u = 0; u < RowPiece<Tr>::kCount; ++u)
+    for (int u = 0; u < RowPiece<Tr>::kCount; ++u)
 #pragma unroll
-        for (int c = 0; c < RowPiece<Tr>::kWidth; c += 2) {
-          const float2 value =
-              __ldcg(reinterpret_cast<const float2*>(g_part + RowPiece<Tr>::dim(u) + c));
-          part.value[u][c] = value.x;
-          part.value[u][c + 1] = value.y;
-        }
-    };
-    fold_partials<Tr>(count, saved.x, saved.y, load, merged, out);
-  }
+      for (int c = 0; c < RowPiece<Tr>::kWidth; c += 2) {
+        const float2 value =
+            __ldcg(reinterpret_cast<const float2*>(g_part + RowPiece<Tr>::dim(u) + c));
+        part.value[u][c] = value.x;
+        part.value[u][c + 1] = value.y;
+      }
+  };
+  fold_partials<Tr>(split.num_parts, load, merged, out);
   write_row<Tr>(rows, merge.row_begin + row_offset, merged, out);
   __syncwarp();
   for (uint32_t part = lane; part < split.num_parts; part += 32)

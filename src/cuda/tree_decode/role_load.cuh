@@ -122,14 +122,18 @@ template <class Tr>
 __device__ void load_narrow_phase(const LoadSide<Tr>& side, const Program& program,
                                   const Phase& phase, uint32_t parities, uint32_t lane) {
   // This lane's stream: its items are contiguous and so are their segments.
-  const bool has_stream = lane < Tr::kStreams && phase.stream_tiles[lane % Tr::kStreams] > 0;
-  uint32_t left = has_stream ? phase.stream_tiles[lane % Tr::kStreams] : 0;
+  const uint32_t count = lane < Tr::kStreams ? phase.stream_items[lane % Tr::kStreams] : 0;
+  uint32_t left = lane < Tr::kStreams ? phase.stream_tiles[lane % Tr::kStreams] : 0;
+  uint32_t end = count;  // of the streams up to this one
+#pragma unroll
+  for (uint32_t offset = 1; offset < Tr::kStreams; offset *= 2) {
+    const uint32_t other = __shfl_up_sync(0xffffffffu, end, offset);
+    if (lane >= offset) end += other;
+  }
   TileWalker walker;
   walker.start(nullptr, 0);
-  if (has_stream) {
-    uint32_t item = phase.item_begin;
-    for (uint32_t stream = 0; stream < lane; ++stream) item += phase.stream_items[stream];
-    const uint32_t last = item + phase.stream_items[lane % Tr::kStreams] - 1;
+  if (left > 0) {
+    const uint32_t item = phase.item_begin + end - count, last = item + count - 1;
     const WorkItem* items = program.items;
     const uint32_t begin = items[item].segment_begin;
     walker.start(program.segments + begin,

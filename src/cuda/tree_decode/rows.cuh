@@ -13,30 +13,31 @@ struct JobRows {
   const int32_t* query_order;  // of the job's first query
   uint32_t kv_head;
 
+  // A row's query token and query head.
   struct Place {
-    int64_t token;
-    int64_t head;
+    int32_t token;
+    uint32_t head;
   };
-  __device__ __forceinline__ Place place(uint32_t row) const {
-    const uint32_t query = args.group_size.divide(row);
-    return {query_order[query], static_cast<int64_t>(kv_head * args.group_size.divisor +
-                                                     args.group_size.remainder(row, query))};
+  __device__ __forceinline__ int32_t token(uint32_t row) const {
+    return query_order[args.group_size.divide(row)];
   }
+  __device__ __forceinline__ uint32_t head(uint32_t row) const {
+    const uint32_t query = args.group_size.divide(row);
+    return kv_head * args.group_size.divisor + args.group_size.remainder(row, query);
+  }
+  __device__ __forceinline__ Place place(uint32_t row) const { return {token(row), head(row)}; }
   template <class T>
-  __device__ __forceinline__ const T* q(uint32_t row) const {
-    const Place at = place(row);
+  __device__ __forceinline__ const T* q(Place at) const {
     return static_cast<const T*>(args.q) + at.token * args.q_token_stride +
            at.head * args.q_head_stride;
   }
   template <class T>
-  __device__ __forceinline__ T* out(uint32_t row) const {
-    const Place at = place(row);
+  __device__ __forceinline__ T* out(Place at) const {
     return static_cast<T*>(args.out) + at.token * args.out_token_stride +
            at.head * args.out_head_stride;
   }
-  __device__ __forceinline__ void write_lse(uint32_t row, float max_log2, float sum) const {
+  __device__ __forceinline__ void write_lse(Place at, float max_log2, float sum) const {
     if (args.lse == nullptr) return;
-    const Place at = place(row);
     constexpr float kLn2 = 0.69314718055994530942f;
     args.lse[at.token * args.lse_token_stride + at.head * args.lse_head_stride] =
         sum > 0.0f ? (max_log2 + log2f(sum)) * kLn2 : -INFINITY;

@@ -75,6 +75,12 @@ class TileWalker {
   int32_t ahead_tokens_;
 };
 
+// Items of a narrow phase before a stream's own. By a whole warp: one load a lane, where a loop would wait for each.
+__device__ __forceinline__ uint32_t items_before(const Phase& phase, uint32_t stream,
+                                                 uint32_t lane) {
+  return __reduce_add_sync(0xffffffffu, lane < stream ? phase.stream_items[lane] : 0u);
+}
+
 // The stages whose full barriers a wide step uses: the first of each four has the bytes of all of them.
 inline constexpr uint32_t kWideFirstStages = 0x11111111u;
 static_assert(kWideTiles == 4);

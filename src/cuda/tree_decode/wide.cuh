@@ -89,7 +89,7 @@ __device__ __forceinline__ void wide_begin(const WorkItem& item, const JobRows& 
   for (int r = 0; r < 2; ++r) {
     const uint32_t row = mine.row(r);
     const bool real = row < item.num_rows;
-    const typename Tr::T* q = rows.q<typename Tr::T>(item.row_begin + (real ? row : 0));
+    const typename Tr::T* q = rows.q<typename Tr::T>(rows.place(item.row_begin + (real ? row : 0)));
 #pragma unroll
     for (int s = 0; s < Tr::kDim / 16; ++s)
 #pragma unroll
@@ -355,7 +355,8 @@ __device__ __forceinline__ void wide_end(const WorkItem& item, const JobRows& ro
     const uint32_t row = mine.row(r);
     if (row >= item.num_rows) continue;
     const float inverse = normaliser(sum[r]);
-    typename Tr::T* out = rows.out<typename Tr::T>(item.row_begin + row);
+    const JobRows::Place place = rows.place(item.row_begin + row);
+    typename Tr::T* out = rows.out<typename Tr::T>(place);
 #pragma unroll
     for (int h = 0; h < Tr::kWideHalves; ++h)
 #pragma unroll
@@ -365,7 +366,7 @@ __device__ __forceinline__ void wide_end(const WorkItem& item, const JobRows& ro
         *reinterpret_cast<uint32_t*>(out + dim) = pack2<typename Tr::T>(
             state.o[h][4 * j + 2 * r] * inverse, state.o[h][4 * j + 2 * r + 1] * inverse);
       }
-    if (t == 0 && mine.owns_state()) rows.write_lse(item.row_begin + row, state.max[r], sum[r]);
+    if (t == 0 && mine.owns_state()) rows.write_lse(place, state.max[r], sum[r]);
   }
 }
 
