@@ -38,7 +38,7 @@ limited() {
     return 0
   fi
   say "FAILED $name: exit $status after $((SECONDS - begin)) of $seconds s (124: out of time)"
-  tail -n "${show:-12}" "$logs/$name.log"
+  grep -v '^{' "$logs/$name.log" | tail -n "${show:-12}" || true
   return 1
 }
 
@@ -71,7 +71,7 @@ run_tests() {
     python/tests/test_examples.py &
   running+=($!)
   for part in "${running[@]}"; do wait "$part" || failed=1; done
-  grep -hE '^(FAILED|ERROR|SKIPPED|E  )|[0-9]+ (passed|failed|skipped).* in ' "$logs"/pytest-*.log || true
+  grep -hE '^(FAILED|ERROR|SKIPPED|E  )|[0-9]+ (passed|failed|skipped).* in ' "$logs"/pytest-*.log | head -n 60 || true
 }
 
 run_tokens() {

@@ -143,7 +143,8 @@ def test_one_array_on_another_device_is_refused_by_name(batch, name):
     assert f"{name} is on cuda:0; must be on cpu" in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["k", "v", "table", "lens"])
+# With CUDA a table on a device is copied to the host, and this one has no memory.
+@pytest.mark.parametrize("name", ["k", "v"] + ([] if capillary.built_with_cuda else ["table", "lens"]))
 def test_decode_refuses_arrays_of_mixed_devices(batch, name):
     arguments = {key: getattr(batch, key) for key in ("q", "k", "v", "table", "lens")}
     arguments[name] = OnCuda(arguments[name])
