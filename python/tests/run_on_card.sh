@@ -42,12 +42,23 @@ limited() {
   return 1
 }
 
+# Without pip, which not every environment has.
+unpack_wheel() {
+  limited install 20 python3 -m zipfile -e "$CAPILLARY_WHEEL" "$site" || return 1
+  local script
+  mkdir -p "$site/bin"
+  for script in "$site"/capillary-*.data/scripts/*; do
+    [[ -f "$script" ]] && install -m 755 "$script" "$site/bin"
+  done
+  return 0
+}
+
 install_package() {
-  local pip=(python3 -m pip install --no-index --no-deps --disable-pip-version-check --upgrade --target "$site")
   if [[ -n "${CAPILLARY_WHEEL:-}" ]]; then
-    limited install 20 "${pip[@]}" "$CAPILLARY_WHEEL"
+    unpack_wheel
     return
   fi
+  local pip=(python3 -m pip install --no-index --no-deps --disable-pip-version-check --upgrade --target "$site")
   export CMAKE_BUILD_PARALLEL_LEVEL="${CAPILLARY_JOBS:-$(nproc)}"
   if [[ -n "${CAPILLARY_PREFIX:-}" ]]; then
     limited build 60 "${pip[@]}" --no-build-isolation -C cmake.source-dir=python \
