@@ -18,6 +18,8 @@ namespace nb = nanobind;
 namespace capillary::python {
 namespace {
 
+constexpr const char* kCard = "a Hopper GPU that is here";
+
 // The figures, in the order of the file format: visit(name, member).
 template <class Visit>
 void for_each_field(Visit&& visit) {
@@ -48,7 +50,7 @@ void for_each_field(Visit&& visit) {
 DeviceProfile for_device(int device, const std::string& dtype, int head_dim) {
   const char* function = "DeviceProfile.for_device";
   const DType type = parse_dtype(function, dtype);
-  require_device(function, device);  // -1, too: the CPU has no card
+  require_device(function, device, kCard);  // -1, too: the CPU has no card
   return choose_profile(function, std::nullopt, device, type, head_dim).profile;
 }
 
@@ -85,7 +87,7 @@ nb::tuple card_to_calibrate(const std::string& device) {
   if (index < 0)
     throw InvalidArgument(five_parts(function, "device", "is '" + device + "'",
                                      "be 'cuda' or 'cuda:N'", "name the card to measure"));
-  require_device(function, index);
+  require_device(function, index, kCard);
   std::string path;
 #if CAPILLARY_WITH_CUDA && CAPILLARY_WITH_PROFILES
   path = profile_cache_path(cuda::card_identity(index));

@@ -98,7 +98,7 @@ if [[ ! -d "$site/capillary" ]]; then
   install_package || exit 1
 fi
 export PYTHONPATH="$site" PATH="$site/bin:$PATH"
-show=40 limited doctor 20 python3 -m capillary.doctor || exit 1
+show=40 limited doctor 40 python3 -m capillary.doctor || exit 1
 cat "$logs/doctor.log"
 
 stages=("$@")

@@ -102,7 +102,7 @@ def test_a_torn_profile_is_not_passed_over(tmp_path, monkeypatch):
 
 @pytest.mark.skipif(bool(capillary.devices()), reason="there is a card")
 def test_without_a_card_there_is_nothing_to_measure():
-    with pytest.raises(capillary.UnsupportedArchError) as caught:
+    with pytest.raises(capillary.UnsupportedArchError, match="must be a Hopper GPU that is here: ") as caught:
         capillary.calibrate()
     assert isinstance(caught.value, NotImplementedError) and caught.value.found and caught.value.needed
     with pytest.raises(ValueError, match="device is 'cpu'; must be 'cuda'"):
