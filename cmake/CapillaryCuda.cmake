@@ -15,7 +15,11 @@ if(NOT DEFINED CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
                PATHS /usr/local/cuda)
   mark_as_advanced(CAPILLARY_NVCC)
   if(CAPILLARY_NVCC)
-    set(CMAKE_CUDA_COMPILER "${CAPILLARY_NVCC}")
+    # A name on the path may lead nowhere. Set, it would be believed; check_language below tries what it finds itself.
+    execute_process(COMMAND "${CAPILLARY_NVCC}" --version RESULT_VARIABLE nvcc_status OUTPUT_QUIET ERROR_QUIET)
+    if(nvcc_status EQUAL 0)
+      set(CMAKE_CUDA_COMPILER "${CAPILLARY_NVCC}")
+    endif()
   endif()
 endif()
 

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: MIT
 """Writes docs/python-api.md from the docstrings of the installed package; with --check only says whether it is so."""
 
+import ast
 import inspect
 import sys
 from pathlib import Path
@@ -14,11 +15,14 @@ HEADER = """# Python reference
 Written by `python/reference.py` from the docstrings. What the words mean is in the [glossary](glossary.md); how the
 pieces go together in [python.md](python.md). Arrays are anything that offers DLPack or the buffer protocol.
 """
-OPTIONAL = """## Modules that import a framework
-
-`capillary.torch_ops` (PyTorch operators and `TorchPlanner`) and `capillary.integrations.transformers` (`register`,
-`PagedCache`, `explain`) document themselves: `help(...)`, or [python.md](python.md).
-"""
+# What imports a framework is read without being imported: (module, file of what it documents, names).
+SOURCES = Path(__file__).parent / "src" / "capillary"
+FRAMEWORK_MODULES = [
+    ("capillary.torch_ops", [("torch_ops.py", ["TorchPlanner"])]),
+    ("capillary.integrations.transformers", [
+        ("integrations/transformers.py", ["register", "explain"]),
+        ("integrations/_paged_cache.py", ["PagedCache", "PagedCache.explain", "PagedCache.block_table"])]),
+]
 
 
 class Bare(str):
@@ -84,6 +88,29 @@ def members(cls):
             yield name, value
 
 
+def module_entries(module, files):
+    """A section of a module: its docstring, then the names."""
+    first = ast.parse((SOURCES / files[0][0]).read_text())
+    lines = [f"## Module `{module}`", "", "```text", ast.get_docstring(first) or "", "```", ""]
+    for file, names in files:
+        for name in names:
+            node = ast.parse((SOURCES / file).read_text())
+            for part in name.split("."):
+                node = next(inner for inner in node.body if getattr(inner, "name", None) == part)
+            lines += source_entry(node, f"{module.rpartition('.')[2]}.{name}")
+    return lines
+
+
+def source_entry(node, title):
+    """What `entry` writes, of a class or function that is only read."""
+    is_class = isinstance(node, ast.ClassDef)
+    function = next(inner for inner in node.body if getattr(inner, "name", "") == "__init__") if is_class else node
+    arguments = ast.unparse(function.args).removeprefix("self, ").removeprefix("self")
+    returns = "" if is_class else f" -> {ast.unparse(function.returns)}"
+    return [f"{'#' * (title.count('.') + 2)} `{title}`", "", "```python", f"{node.name}({arguments}){returns}", "```",
+            "", "```text", ast.get_docstring(node), "```", ""]
+
+
 def page():
     lines = [HEADER]
     for name in sorted(capillary.__all__, key=lambda name: (not name[0].islower(), name.lower())):
@@ -105,7 +132,10 @@ def page():
         if inspect.isclass(thing) and issubclass(thing, BaseException):
             bases = ", ".join(f"`{base.__name__}`" for base in thing.__bases__ if base.__module__ == "builtins")
             lines.append(f"| `{name}` | {bases} | {' '.join((inspect.getdoc(thing) or '').split())} |")
-    return "\n".join([*lines, "", OPTIONAL])
+    lines.append("")
+    for module, files in FRAMEWORK_MODULES:
+        lines += module_entries(module, files)
+    return "\n".join(lines)
 
 
 def main():

@@ -12,8 +12,9 @@ die() {
 # Packages that the CPU build needs. Chosen so that every one is in Debian 12/13 and Ubuntu 22.04/24.04.
 readonly build_packages=(g++ cmake ninja-build libfmt-dev nlohmann-json3-dev libcli11-dev)
 readonly test_packages=(libgtest-dev libgmock-dev libbenchmark-dev python3 python3-dev python3-venv)
-# From PyPI, into a virtual environment: what builds and tests the Python package.
-readonly python_packages=("scikit-build-core>=0.10" "nanobind>=2.2" "numpy>=1.24" "pytest>=8" "mypy>=1.13")
+# From PyPI, into a virtual environment: what builds and tests the Python package. Debian 12's pip is older and does not
+# know -C.
+readonly python_packages=("pip>=23.1" "scikit-build-core>=0.10" "nanobind>=2.2" "numpy>=1.24" "pytest>=8" "mypy>=1.13")
 
 package_installed() {
   [[ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" == installed ]]

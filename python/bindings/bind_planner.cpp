@@ -64,6 +64,7 @@ nb::dict summary_of(const PyPlanner& self) {
   fields["plan_bytes"] = plan.size_bytes();
   fields["workspace_bytes"] = plan.workspace_bytes();
   fields["profile"] = self.profile().name;
+  fields["profile_where"] = self.profile_where();
   fields["device"] = self.device_text();
   fields["num_runs"] = self.num_runs();
   nb::list candidates;
@@ -84,7 +85,7 @@ int64_t bound(int64_t max_requests, int num_q_heads, int num_kv_heads, int head_
   const ModelShape shape =
       make_shape(function, num_q_heads, num_kv_heads, head_dim, head_dim_v, "bfloat16");
   const PlanOptions options{parse_mode(function, mode), cluster_size, num_pieces, false};
-  const DeviceProfile& card = profile ? *profile : builtin_h200();
+  const DeviceProfile card = choose_profile(function, profile, -1, shape.dtype, head_dim).profile;
   const Planner checked(shape, card, options);
   return workspace_bound(shape, options, card, max_requests);
 }
@@ -146,6 +147,10 @@ void bind_planner(nb::module_& module) {
       .def_prop_ro("dtype", [](const PyPlanner& self) { return dtype_name(self.shape().dtype); })
       .def_prop_ro("device", &PyPlanner::device_text)
       .def_prop_ro("profile", [](const PyPlanner& self) { return self.profile(); })
+      .def_prop_ro(
+          "profile_where", &PyPlanner::profile_where,
+          "Where the profile comes from: 'built in', \"the caller's\", or the file and who "
+          "named it.")
       .def_prop_ro(
           "plan_bytes",
           [](const PyPlanner& self) {

@@ -8,7 +8,6 @@
 #include "capillary/decode.h"
 #include "capillary/error.h"
 #include "names.h"
-#include "require_device.h"
 #include "shared/plan_layout.h"
 #include "shared/tile_table.h"
 
@@ -22,32 +21,25 @@ constexpr size_t kDefaultPlanCapacity = size_t{1} << 20;
   throw InvalidArgument(five_parts(function, argument, came, expected, remedy));
 }
 
-DeviceProfile profile_of(const PlannerSettings& settings, int32_t device) {
-  if (settings.profile) return *settings.profile;
-  if (device < 0) return builtin_h200();
-  require_device("Planner", device);
-#if CAPILLARY_WITH_CUDA
-  return cuda::profile_for_device(device, settings.shape.dtype, settings.shape.head_dim);
-#else
-  return builtin_h200();  // not reached: require_device threw
-#endif
-}
-
-const PlannerSettings& checked(const PlannerSettings& settings) {
-  if (settings.shape.dtype == DType::kFloat32 && parse_device("Planner", settings.device) >= 0)
+ChosenProfile profile_of(const PlannerSettings& settings) {
+  const int32_t device = parse_device("Planner", settings.device);
+  if (device >= 0 && settings.shape.dtype == DType::kFloat32)
     throw UnsupportedConfig(five_parts("Planner", "dtype", "is float32 on a CUDA device",
                                        "be float16 or bfloat16 there",
                                        "convert q and both caches, or plan for device='cpu'"));
-  return settings;
+  return choose_profile("Planner", settings.profile, device, settings.shape.dtype,
+                        settings.shape.head_dim);
 }
 
 }  // namespace
 
-PyPlanner::PyPlanner(const PlannerSettings& settings)
-    : on_cuda_(parse_device("Planner", checked(settings).device) >= 0),
+PyPlanner::PyPlanner(const PlannerSettings& settings) : PyPlanner(settings, profile_of(settings)) {}
+
+PyPlanner::PyPlanner(const PlannerSettings& settings, ChosenProfile chosen)
+    : on_cuda_(parse_device("Planner", settings.device) >= 0),
       device_index_(std::max(parse_device("Planner", settings.device), 0)),
-      planner_(settings.shape, profile_of(settings, on_cuda_ ? device_index_ : -1),
-               settings.options),
+      planner_(settings.shape, chosen.profile, settings.options),
+      profile_where_(std::move(chosen.where)),
       max_requests_(settings.max_requests),
       capacity_(settings.plan_capacity_bytes > 0 ? static_cast<size_t>(settings.plan_capacity_bytes)
                                                  : kDefaultPlanCapacity),
@@ -161,22 +153,38 @@ void PyPlanner::upload_locked(void* stream) {
 #endif
 }
 
-void PyPlanner::check_table(const TensorView& table) const {
+// What check_tensors would say of page_ids, under the name that the argument has here.
+void PyPlanner::check_table(const Plan& plan, const TensorView& table) const {
   const char* function = "Planner.run";
-  if (owns_page_ids_) {
-    if (table.ndim != 1)
-      fail(function, "block_table", "has " + std::to_string(table.ndim) + " dimensions",
-           "be the planned forest's page_ids, one row", "pass forest.page_ids on this device");
-    return;
+  const auto refuse = [&](const std::string& came, const std::string& expected,
+                          const char* remedy) {
+    fail(function, "block_table", came, expected.c_str(), remedy);
+  };
+  const std::string dimensions = "has " + std::to_string(table.ndim) + " dimensions";
+  if (owns_page_ids_ && table.ndim != 1)
+    refuse(dimensions, "be the planned forest's page_ids, one row",
+           "pass forest.page_ids on this device");
+  if (!owns_page_ids_ && table.ndim != 2)
+    refuse(dimensions, "be [num_requests, max_pages]",
+           "pass the block table that was planned, on this device");
+  const bool is_there = (table.device == DeviceType::kCuda) == on_cuda_ &&
+                        (!on_cuda_ || table.device_index == device_index_);
+  if (!is_there)
+    refuse(table.device == DeviceType::kCuda ? "is on cuda:" + std::to_string(table.device_index)
+                                             : "is on cpu",
+           "be on " + device_text(), "copy it to where q is");
+  if (table.ndim == 2) {
+    const auto& header = *static_cast<const PlanHeader*>(plan.data());
+    if (table.shape[0] != header.num_requests)
+      refuse("has " + std::to_string(table.shape[0]) + " rows",
+             "have " + std::to_string(header.num_requests) + ", one a request of the plan",
+             "plan again for this batch");
+    // Page offsets of the plan count elements of the table planned.
+    if (table.shape[0] > 1 && table.strides[0] != row_stride_)
+      refuse("has row stride " + std::to_string(table.strides[0]),
+             "have that of the table planned, " + std::to_string(row_stride_),
+             "give the host and the device copy of the table the same number of columns");
   }
-  if (table.ndim != 2)
-    fail(function, "block_table", "has " + std::to_string(table.ndim) + " dimensions",
-         "be [num_requests, max_pages]", "pass the block table that was planned, on this device");
-  // Page offsets of the plan count elements of the table planned.
-  if (table.shape[0] > 1 && table.strides[0] != row_stride_)
-    fail(function, "block_table", "has row stride " + std::to_string(table.strides[0]),
-         ("have that of the table planned, " + std::to_string(row_stride_)).c_str(),
-         "give the host and the device copy of the table the same number of columns");
 }
 
 void PyPlanner::run(const RunArguments& arguments) {
@@ -218,8 +226,8 @@ void PyPlanner::run(const RunArguments& arguments) {
   const nb::gil_scoped_release unlocked;
   const std::lock_guard lock(mutex_);
   const Plan& plan = current();
+  check_table(plan, tensors.page_ids);
   check_tensors(plan, tensors, on_cuda_ ? DeviceType::kCuda : DeviceType::kCpu);
-  check_table(tensors.page_ids);
   if (!on_cuda_) {
     decode_cpu(plan, tensors, options);
     ++num_runs_;

@@ -12,6 +12,7 @@
 
 #include "array_argument.h"
 #include "capillary/plan.h"
+#include "chosen_profile.h"
 #include "device_memory.h"
 #include "forest.h"
 #if CAPILLARY_WITH_CUDA
@@ -48,22 +49,25 @@ class PyPlanner {
 
   const ModelShape& shape() const { return planner_.shape(); }
   const DeviceProfile& profile() const { return planner_.profile(); }
+  const std::string& profile_where() const { return profile_where_; }
   const PlanSummary& summary() const { return planner_.summary(); }
   const Plan& current() const;
   std::string device_text() const;
   int64_t num_runs() const { return num_runs_; }
 
  private:
+  PyPlanner(const PlannerSettings& settings, ChosenProfile chosen);
   void check_process(const char* function) const;
   void* stream_for_plan(const char* function, nb::handle stream) const;
   // Without the GIL, under the lock.
   void plan_locked(const PrefixForest& forest, int64_t row_stride, void* stream);
   void upload_locked(void* stream);
-  void check_table(const TensorView& table) const;
+  void check_table(const Plan& plan, const TensorView& table) const;
 
   bool on_cuda_;
   int32_t device_index_ = 0;
   Planner planner_;
+  std::string profile_where_;
   const Plan* plan_ = nullptr;
   std::unique_ptr<ForestTracker> tracker_;
   int32_t tracker_page_size_ = 0;

@@ -4,9 +4,12 @@
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/string.h>
 
+#include <cstdlib>
+
 #include "bindings.h"
 #include "capillary/device_profile.h"
 #include "capillary/profile_file.h"
+#include "chosen_profile.h"
 #include "names.h"
 #include "require_device.h"
 
@@ -14,6 +17,8 @@ namespace nb = nanobind;
 
 namespace capillary::python {
 namespace {
+
+constexpr const char* kCard = "a Hopper GPU that is here";
 
 // The figures, in the order of the file format: visit(name, member).
 template <class Visit>
@@ -43,14 +48,10 @@ void for_each_field(Visit&& visit) {
 }
 
 DeviceProfile for_device(int device, const std::string& dtype, int head_dim) {
-  const DType type = parse_dtype("DeviceProfile.for_device", dtype);
-  require_device("DeviceProfile.for_device", device);
-#if CAPILLARY_WITH_CUDA
-  return cuda::profile_for_device(device, type, head_dim);
-#else
-  (void)type, (void)head_dim;
-  return builtin_h200();  // not reached: require_device threw
-#endif
+  const char* function = "DeviceProfile.for_device";
+  const DType type = parse_dtype(function, dtype);
+  require_device(function, device, kCard);  // -1, too: the CPU has no card
+  return choose_profile(function, std::nullopt, device, type, head_dim).profile;
 }
 
 DeviceProfile read_file(const std::string& path) {
@@ -58,13 +59,55 @@ DeviceProfile read_file(const std::string& path) {
   return read_profile(path);
 #else
   throw UnsupportedConfig(
-      five_parts("load_profile", "path", "is '" + path + "'",
+      five_parts("load_profile", "profile", "is '" + path + "'",
                  "not be asked for: this package was built without profile files",
                  "build it where fmt and nlohmann-json are installed"));
 #endif
 }
 
+ChosenProfile find_profile_of([[maybe_unused]] int32_t device) {
+#if CAPILLARY_WITH_PROFILES
+  CardIdentity card;
+#if CAPILLARY_WITH_CUDA
+  if (device >= 0) card = cuda::card_identity(device);
+#endif
+  const FoundProfile found = find_profile("", card);
+  return {found.profile, found.where()};
+#else
+  if (const char* path = std::getenv("CAPILLARY_PROFILE"); path != nullptr && *path != '\0')
+    (void)read_file(path);  // says that this build reads none
+  return {builtin_h200(), "built in"};
+#endif
+}
+
+// For calibrate(): the index of a card that the kernels run on, and where its profile is kept.
+nb::tuple card_to_calibrate(const std::string& device) {
+  const char* function = "calibrate";
+  const int32_t index = parse_device(function, device);
+  if (index < 0)
+    throw InvalidArgument(five_parts(function, "device", "is '" + device + "'",
+                                     "be 'cuda' or 'cuda:N'", "name the card to measure"));
+  require_device(function, index, kCard);
+  std::string path;
+#if CAPILLARY_WITH_CUDA && CAPILLARY_WITH_PROFILES
+  path = profile_cache_path(cuda::card_identity(index));
+#endif
+  return nb::make_tuple(index, path);
+}
+
 }  // namespace
+
+ChosenProfile choose_profile(const char* function, const std::optional<DeviceProfile>& given,
+                             int32_t device, [[maybe_unused]] DType dtype,
+                             [[maybe_unused]] int32_t head_dim) {
+  if (device >= 0) require_device(function, device);
+  ChosenProfile chosen = given ? ChosenProfile{*given, "the caller's"} : find_profile_of(device);
+#if CAPILLARY_WITH_CUDA
+  if (device >= 0)
+    chosen.profile = cuda::profile_for_device(device, dtype, head_dim, chosen.profile);
+#endif
+  return chosen;
+}
 
 void bind_profile(nb::module_& module) {
   nb::class_<DeviceProfile> profile(
@@ -77,13 +120,22 @@ void bind_profile(nb::module_& module) {
       .def_static(
           "for_device", &for_device, nb::arg("device"), nb::kw_only(),
           nb::arg("dtype") = "bfloat16", nb::arg("head_dim") = 128,
-          "The built-in profile with the cluster limits of a CUDA device, asked of its driver.\n\n"
-          "Raises UnsupportedArchError where it is no Hopper GPU.")
+          "The profile that a Planner on this CUDA device takes: what CAPILLARY_PROFILE names, "
+          "else "
+          "what\n"
+          "calibrate() wrote for this card, else the built-in one; with the cluster limits of this "
+          "device,\n"
+          "asked of its driver.\n\n"
+          "Raises UnsupportedArchError where it is no Hopper GPU, InvalidArgumentError for a file "
+          "that is no\n"
+          "sound profile or another card's.")
       .def("__repr__", [](const DeviceProfile& self) {
         return "<DeviceProfile " + self.name + " (" + self.source + ")>";
       });
   for_each_field([&](const char* name, auto member) { profile.def_ro(name, member); });
   module.def("_read_profile", &read_file, nb::arg("path"));
+  module.def("_card_to_calibrate", &card_to_calibrate, nb::arg("device"),
+             nb::sig("def _card_to_calibrate(device: str) -> tuple[int, str]"));
 }
 
 }  // namespace capillary::python

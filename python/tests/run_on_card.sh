@@ -1,83 +1,121 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# Builds the Python package on a machine with a Hopper GPU, runs its tests on CUDA tensors, and measures: host time
-# of a planned run, tokens/s in Transformers. Needs python3 with torch, nanobind, scikit-build-core and pytest, and
-# nvcc; no network. Usage: python/tests/run_on_card.sh [test] [overhead] [tokens] (default: all three)
+# The Python package on a machine with a Hopper GPU: its tests on CUDA tensors, the host's time of a planned run,
+# tokens/s in Transformers. Needs python3 with torch, transformers and pytest; no network. Ends within
+# CAPILLARY_CARD_S seconds, whatever happens: every stage has a limit, and no more than what is left of the whole.
+# Usage: python/tests/run_on_card.sh [test] [overhead] [tokens]   (default: all three)
 #
-# CAPILLARY_PREFIX     an installed Capillary to link instead of building one; it must have been built with CUDA
-# CAPILLARY_HEAD_DIMS  head dims to build kernels for (default "64;128")
-# CAPILLARY_SITE       folder that the package goes to (default build/card-site); kept there, it is not built again
-# CAPILLARY_JOBS       compile jobs (default: all cores)
+# CAPILLARY_WHEEL      a wheel made elsewhere for this Python, installed in a few seconds: pip wheel . --no-deps
+#                      -C cmake.source-dir=python -C cmake.define.CMAKE_PREFIX_PATH=PREFIX
+# CAPILLARY_PREFIX     without a wheel: an installed Capillary, built with CUDA, to build the package against; needs
+#                      nanobind, scikit-build-core and a C++ compiler. Without either all is built, for minutes
+# CAPILLARY_SITE       folder that the package goes to (default build/card-site); kept there, it is not made again
+# CAPILLARY_CARD_S     seconds for everything (default 200)
+# CAPILLARY_TOKEN_ARMS arms of python/bench/transformers_tokens.py, most important first
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 site="${CAPILLARY_SITE:-$PWD/build/card-site}"
+total="${CAPILLARY_CARD_S:-200}"
 logs=build/card-logs
 mkdir -p "$logs"
+rm -f "$logs"/*.log
 failed=0
 say() { printf '%s\n' "$*"; }
 
-# limited NAME SECONDS COMMAND...: output to a log; says how it ended.
+# limited NAME SECONDS COMMAND...: output to $logs/NAME.log; says how it ended, and shows the end of what failed.
 limited() {
   local name="$1" seconds="$2" begin=$SECONDS status=0
   shift 2
-  timeout --kill-after=10 "$seconds" "$@" >"$logs/$name.log" 2>&1 || status=$?
-  if [[ $status -ne 0 ]]; then
-    failed=1
-    say "FAILED $name: exit $status after $((SECONDS - begin)) s"
-    tail -n "${show:-15}" "$logs/$name.log"
+  local left=$((total - SECONDS - 3))
+  [[ $left -lt $seconds ]] && seconds=$left
+  if [[ $seconds -lt 1 ]]; then
+    say "FAILED $name: no time left of $total s"
     return 1
   fi
-  say "ok $name: $((SECONDS - begin)) s"
+  timeout --kill-after=3 "$seconds" "$@" >"$logs/$name.log" 2>&1 || status=$?
+  if [[ $status -eq 0 ]]; then
+    say "ok $name: $((SECONDS - begin)) s"
+    return 0
+  fi
+  say "FAILED $name: exit $status after $((SECONDS - begin)) of $seconds s (124: out of time)"
+  grep -v '^{' "$logs/$name.log" | tail -n "${show:-12}" || true
+  return 1
 }
 
-build() {
-  local options=(-C cmake.define.CAPILLARY_HEAD_DIMS="${CAPILLARY_HEAD_DIMS:-64;128}"
-    -C cmake.define.CAPILLARY_BUILD_TOOLS=OFF -C cmake.define.CAPILLARY_CUDA=ON -C build-dir=build/card)
-  if [[ -n "${CAPILLARY_PREFIX:-}" ]]; then
-    options=(-C cmake.source-dir=python -C cmake.define.CMAKE_PREFIX_PATH="$CAPILLARY_PREFIX" -C build-dir=build/card-prefix)
-  fi
-  CMAKE_BUILD_PARALLEL_LEVEL="${CAPILLARY_JOBS:-$(nproc)}" python3 -m pip install -v --no-build-isolation --no-deps \
-    --no-index --disable-pip-version-check --target "$site" --upgrade "${options[@]}" .
+# Without pip, which not every environment has.
+unpack_wheel() {
+  limited install 20 python3 -m zipfile -e "$CAPILLARY_WHEEL" "$site" || return 1
+  local script
+  mkdir -p "$site/bin"
+  for script in "$site"/capillary-*.data/scripts/*; do
+    [[ -f "$script" ]] && install -m 755 "$script" "$site/bin"
+  done
+  return 0
 }
-export -f build
-export site
+
+install_package() {
+  if [[ -n "${CAPILLARY_WHEEL:-}" ]]; then
+    unpack_wheel
+    return
+  fi
+  local pip=(python3 -m pip install --no-index --no-deps --disable-pip-version-check --upgrade --target "$site")
+  export CMAKE_BUILD_PARALLEL_LEVEL="${CAPILLARY_JOBS:-$(nproc)}"
+  if [[ -n "${CAPILLARY_PREFIX:-}" ]]; then
+    limited build 60 "${pip[@]}" --no-build-isolation -C cmake.source-dir=python \
+      -C cmake.define.CMAKE_PREFIX_PATH="$CAPILLARY_PREFIX" -C build-dir=build/card-prefix-build .
+    return
+  fi
+  total=$((total + 400))
+  limited build 400 "${pip[@]}" --no-build-isolation -C cmake.define.CAPILLARY_HEAD_DIMS="64;128" \
+    -C cmake.define.CAPILLARY_CUDA=ON -C build-dir=build/card .
+}
+
+# The three parts of the suite at the same time: most of their seconds are the host's.
+run_tests() {
+  local pytest=(python3 -m pytest -p no:cacheprovider -vv --durations=5) part running=()
+  export CAPILLARY_TEST_DEVICE="${CAPILLARY_TEST_DEVICE:-cuda}"
+  limited pytest-torch 70 "${pytest[@]}" python/tests/test_torch.py python/tests/test_profiles.py &
+  running+=($!)
+  limited pytest-transformers 70 "${pytest[@]}" python/tests/test_transformers.py &
+  running+=($!)
+  limited pytest-host 70 "${pytest[@]}" python/tests/test_forest.py python/tests/test_planner.py \
+    python/tests/test_examples.py &
+  running+=($!)
+  for part in "${running[@]}"; do wait "$part" || failed=1; done
+  grep -hE '^(FAILED|ERROR|SKIPPED|E  )|[0-9]+ (passed|failed|skipped).* in ' "$logs"/pytest-*.log | head -n 60 || true
+}
+
+run_tokens() {
+  local arms=(capillary:64 capillary:256 sdpa:64 sdpa:256 batch-capillary:64 batch-capillary:256 batch-sdpa:64
+    batch-sdpa:256)
+  [[ -n "${CAPILLARY_TOKEN_ARMS:-}" ]] && read -r -a arms <<<"$CAPILLARY_TOKEN_ARMS"
+  limited tokens 65 python3 python/bench/transformers_tokens.py --tokens 32 --seconds 4 \
+    ${CAPILLARY_TOKEN_OPTIONS:-} "${arms[@]}" || failed=1
+  grep -h '^{' "$logs/tokens.log" || true
+}
 
 if [[ ! -d "$site/capillary" ]]; then
-  limited build 400 bash -c build || exit 1
+  install_package || exit 1
 fi
-export PYTHONPATH="$site"
-show=40 limited doctor 60 python3 -m capillary.doctor || exit 1
+export PYTHONPATH="$site" PATH="$site/bin:$PATH"
+show=40 limited doctor 40 python3 -m capillary.doctor || exit 1
+cat "$logs/doctor.log"
 
-steps=("$@")
-[[ ${#steps[@]} -gt 0 ]] || steps=(test overhead tokens)
-for step in "${steps[@]}"; do
-  case "$step" in
-    test)
-      export CAPILLARY_TEST_DEVICE=cuda
-      show=60 limited pytest-torch 200 python3 -m pytest -p no:cacheprovider python/tests/test_torch.py || true
-      show=60 limited pytest-transformers 200 python3 -m pytest -p no:cacheprovider python/tests/test_transformers.py || true
-      show=30 limited pytest-host 120 python3 -m pytest -p no:cacheprovider python/tests/test_forest.py \
-        python/tests/test_planner.py python/tests/test_examples.py || true
-      unset CAPILLARY_TEST_DEVICE
-      grep -hE '^(FAILED|ERROR|SKIPPED)|passed|failed' "$logs"/pytest-*.log || true
-      ;;
+stages=("$@")
+[[ ${#stages[@]} -gt 0 ]] || stages=(test overhead tokens)
+for stage in "${stages[@]}"; do
+  case "$stage" in
+    test) run_tests ;;
     overhead)
-      limited overhead 90 python3 python/bench/host_overhead.py && tail -n 1 "$logs/overhead.log"
+      limited overhead 20 python3 python/bench/host_overhead.py || failed=1
+      grep -h '^{' "$logs/overhead.log" || true
       ;;
-    tokens)
-      for requests in 64 256; do
-        for implementation in capillary sdpa sdpa-static eager batch-capillary batch-sdpa; do
-          name="tokens-$implementation-$requests"
-          show=4 limited "$name" "${CAPILLARY_TOKENS_S:-75}" \
-            python3 python/bench/transformers_tokens.py "$implementation" "$requests" && tail -n 1 "$logs/$name.log"
-        done
-      done || true
-      ;;
+    tokens) run_tokens ;;
     *)
-      say "unknown step '$step'; must be test, overhead or tokens"
+      say "unknown stage '$stage'; must be test, overhead or tokens"
       exit 2
       ;;
   esac
 done
-[[ $failed -eq 0 ]] && say "all steps passed" || say "some steps failed"
+if [[ $failed -eq 0 ]]; then say "all stages passed in $SECONDS s"; else say "some stages failed ($SECONDS s)"; fi
 exit "$failed"

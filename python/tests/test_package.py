@@ -3,6 +3,7 @@
 
 import inspect
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import capillary
+from capillary._command import find_command
 
 SOURCE = Path(__file__).parents[1] / "src" / "capillary"
 
@@ -79,6 +81,21 @@ def test_the_api_page_is_written_from_the_docstrings():
     def headings(text):
         return [line for line in text.splitlines() if line.startswith(("#", "- `"))]
     assert headings(page) == headings(written), "run python3 python/reference.py"
+
+
+def test_the_command_comes_with_the_package(tmp_path):
+    """And needs nothing of where it was built: it runs in an empty environment, and looks for no library there."""
+    command = find_command()
+    if command is None:
+        pytest.skip("installed without the command (its libraries were absent at build time)")
+    told = subprocess.run([command, "--version"], capture_output=True, text=True, check=True, cwd=tmp_path, env={})
+    assert told.stdout.split()[:2] == ["capillary", capillary.__version__]
+    for file in (command, capillary._core.__file__):
+        if shutil.which("readelf"):
+            dynamic = subprocess.run(["readelf", "-d", file], capture_output=True, text=True, check=True).stdout
+            assert not re.search("RPATH|RUNPATH", dynamic), dynamic
+        if shutil.which("ldd"):
+            assert "not found" not in subprocess.run(["ldd", file], capture_output=True, text=True, check=True).stdout
 
 
 def test_the_doctor_finds_this_machine_well():

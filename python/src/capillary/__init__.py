@@ -16,6 +16,7 @@ from ._core import DeviceProfile, PrefixForest, RadixCache, built_with_cuda, dev
 from ._core import version as __version__
 from ._explanation import Explanation
 from ._types import Candidate, ForestNode
+from .calibration import calibrate
 from .errors import (CapillaryError, DeviceError, InternalError, InvalidArgumentError, OutOfPagesError,
                      UnsupportedArchError, UnsupportedConfigError, WorkspaceTooSmallError, WrongDTypeError)
 from .functional import decode, explain, is_supported, load_profile, merge_states, oracle_decode
@@ -25,6 +26,6 @@ __all__ = [
     "Candidate", "CapillaryError", "DeviceError", "DeviceProfile", "Explanation", "ForestNode", "InternalError",
     "InvalidArgumentError", "OutOfPagesError", "Planner", "PrefixForest", "RadixCache", "UnsupportedArchError",
     "UnsupportedConfigError", "WorkspaceTooSmallError", "WrongDTypeError", "__version__", "built_with_cuda",
-    "decode", "devices", "explain", "is_supported", "kernels", "load_profile", "merge_states", "oracle_decode",
+    "calibrate", "decode", "devices", "explain", "is_supported", "kernels", "load_profile", "merge_states", "oracle_decode",
     "workspace_bytes",
 ]

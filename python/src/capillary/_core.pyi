@@ -26,9 +26,12 @@ class DeviceProfile:
     @staticmethod
     def for_device(device: int, *, dtype: str = 'bfloat16', head_dim: int = 128) -> DeviceProfile:
         """
-        The built-in profile with the cluster limits of a CUDA device, asked of its driver.
+        The profile that a Planner on this CUDA device takes: what CAPILLARY_PROFILE names, else what
+        calibrate() wrote for this card, else the built-in one; with the cluster limits of this device,
+        asked of its driver.
 
-        Raises UnsupportedArchError where it is no Hopper GPU.
+        Raises UnsupportedArchError where it is no Hopper GPU, InvalidArgumentError for a file that is no
+        sound profile or another card's.
         """
 
     def __repr__(self) -> str: ...
@@ -100,6 +103,8 @@ class DeviceProfile:
     def stream_start_us(self) -> float: ...
 
 def _read_profile(path: str) -> DeviceProfile: ...
+
+def _card_to_calibrate(device: str) -> tuple[int, str]: ...
 
 class PrefixForest:
     """
@@ -238,6 +243,12 @@ class Planner:
 
     @property
     def profile(self) -> DeviceProfile: ...
+
+    @property
+    def profile_where(self) -> str:
+        """
+        Where the profile comes from: 'built in', "the caller's", or the file and who named it.
+        """
 
     @property
     def plan_bytes(self) -> bytes:

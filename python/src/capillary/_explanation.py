@@ -51,6 +51,9 @@ class Explanation:
     workspace_bytes: int
     """Bytes of workspace that a run of this plan needs."""
     profile: str
+    """Name of the profile, the card's as a rule."""
+    profile_where: str
+    """Where it comes from: ``built in``, ``the caller's``, or its file and who named that."""
     device: str
     """Where the plan runs: ``cpu`` or ``cuda:N``."""
     num_runs: int
@@ -83,6 +86,7 @@ class Explanation:
             ("partials", f"{_bytes(self.exchange_bytes)} through distributed shared memory, "
                          f"{_bytes(self.split_bytes)} through L2"),
             ("predicted", f"{self.predicted_us:.1f} us on {self.profile}; floor {self.floor_us:.1f} us"),
+            ("profile", self.profile_where),
             ("plan", f"{_bytes(self.plan_bytes)}, workspace {_bytes(self.workspace_bytes)}"),
         ]
         return "\n".join(f"{label:<10} {text}" for label, text in lines)

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
-import shutil
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import numpy as np
 
 import capillary
+
+from ._command import WITHOUT, find_command
 
 _HEAD_DIMS = (64, 80, 96, 112, 128, 192, 256)
 
@@ -57,11 +57,13 @@ def _version(package: str) -> str | None:
 
 
 def _command() -> Finding:
-    beside = shutil.which("capillary", path=str(Path(sys.executable).parent))
-    found = beside or shutil.which("capillary")
-    if found:
-        return "ok", "command", found
-    return "--", "command", "no `capillary` on the path: build with fmt, nlohmann-json and CLI11 installed to get it"
+    found = find_command()
+    return ("ok", "command", found) if found else ("--", "command", WITHOUT)
+
+
+def _profile(device: str, head_dim: int) -> str:
+    planner = capillary.Planner(1, 1, head_dim, device=device)
+    return f"{planner.profile.name}, {planner.profile_where}"
 
 
 def _cuda() -> Iterator[Finding]:
@@ -80,6 +82,8 @@ def _cuda() -> Iterator[Finding]:
             yield "--", name, f"{about}: {answers[_HEAD_DIMS[0]][1]}"
             continue
         yield "ok", name, about
+        served = next(head_dim for head_dim, (supported, _) in answers.items() if supported)
+        yield _checked("profile", functools.partial(_profile, name, served))
         if not _version("torch"):
             yield "--", name, "not tested: needs PyTorch to put arrays there"
         elif not answers[64][0]:
@@ -118,6 +122,7 @@ def findings() -> Iterator[Finding]:
     python = ".".join(map(str, sys.version_info[:3]))
     yield "ok", "capillary", f"{capillary.__version__}, Python {python}, NumPy {np.__version__}"
     yield _checked("cpu", lambda: _self_test("cpu"))
+    yield _checked("profile", lambda: _profile("cpu", _HEAD_DIMS[0]))
     yield from _cuda()
     yield from _frameworks()
     yield _command()

@@ -25,6 +25,15 @@ _planners: OrderedDict[tuple[Any, ...], tuple[Planner, threading.Lock, _core.Dev
 _planners_lock = threading.Lock()
 
 
+def _after_fork_in_child() -> None:
+    # Whoever held it in the parent is not here to let it go. Planners are keyed by process.
+    global _planners_lock
+    _planners_lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
 def _dtype_name(array: Any) -> str:
     name = str(array.dtype).rpartition(".")[2]
     return name if name in _DTYPE_NAMES else "bfloat16"
@@ -77,7 +86,7 @@ def decode(q: Any, k_cache: Any, v_cache: Any, block_table: Any, seq_lens: Any, 
     is_hnd = kv_layout == "HND"
     key = (_axis("q", q, 1, 3), _axis("k_cache", k_cache, 1 if is_hnd else 2, 4), _axis("q", q, 2, 3),
            _axis("v_cache", v_cache, 3, 4), _dtype_name(q), device, mode, cluster_size, num_pieces,
-           id(profile), _stream_key(stream, device, q))
+           id(profile), _stream_key(stream, device, q), os.getpid())
     with _planners_lock:
         entry = _planners.pop(key, None)
         if entry is None:
@@ -95,6 +104,12 @@ def decode(q: Any, k_cache: Any, v_cache: Any, block_table: Any, seq_lens: Any, 
         return planner.run(q, k_cache, v_cache, block_table, out=out, lse=lse, return_lse=return_lse,
                            softmax_scale=softmax_scale, kv_layout=kv_layout, stream=stream,
                            num_threads=num_threads)
+
+
+def forget_planners() -> None:
+    """What decode() plans next it plans with a new Planner."""
+    with _planners_lock:
+        _planners.clear()
 
 
 class _Last(threading.local):

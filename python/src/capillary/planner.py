@@ -19,7 +19,9 @@ class Planner(_core.Planner):
     mode: ``auto`` shares where it pays; ``flat`` and ``shared-l2`` are there to compare with.
     cluster_size, num_pieces: 0 lets the planner choose.
     fixed_grid: every plan has the same grid, so that a captured CUDA graph can run it; needs cluster_size.
-    profile: a DeviceProfile; None is the device's own, or an H200's for the CPU.
+    profile: a DeviceProfile; None looks for one as the command does: what CAPILLARY_PROFILE names, else what
+    calibrate() wrote for this card (for a CUDA device), else the built-in one of an H200. On a CUDA device the
+    cluster limits are the device's own. explain() says which it is.
     max_requests, plan_capacity_bytes: the largest batch and plan. Given max_requests, all device memory is
     taken now and none later; otherwise buffers grow in plan() and update(), never in run().
 

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: MIT
 """PyTorch operators: importing this registers ``torch.ops.capillary``.
 
-=====================  ==========================================================================================
-``decode``             runs a planner's current plan and returns the output
-``decode_with_lse``    the same, with the LSE
-``decode_out``         into ``out`` and ``lse``, which it declares as written
-``merge_states``       attention over the union of two key sets
-=====================  ==========================================================================================
+``decode(q, k_cache, v_cache, block_table, planner, *, softmax_scale=0.0, kv_layout="NHD") -> out``
+    runs the planner's current plan: shapes, dtypes and errors as of Planner.run; softmax_scale 0 is 1 / sqrt(head_dim)
+``decode_with_lse(... as decode) -> (out, lse)``
+    the same, with the LSE, float32 [num_requests, num_q_heads]
+``decode_out(... as decode, *, out, lse=None, workspace=None, softmax_scale=0.0, kv_layout="NHD") -> ()``
+    into ``out``, ``lse`` and ``workspace``, which it declares as written
+``merge_states(v_a, lse_a, v_b, lse_b, *, lse_base="e") -> (v, lse)``
+    attention over the union of two key sets, as capillary.merge_states
 
 An operator names its planner by ``planner.handle``, an integer, so that graphs of the compiler hold no Python
 object. Plan outside compiled or captured code, run inside: a step's plan changes what a graph does, not the

@@ -25,8 +25,8 @@ class _Pages:
     def __init__(self, prompts: list[list[int]], page_size: int) -> None:
         self.page_size = page_size
         self.seq_lens = np.array([len(prompt) for prompt in prompts], np.int32)
-        self.table: Int32s = np.full((len(prompts), max(-(-int(self.seq_lens.max(initial=0)) // page_size), 1) + 1), -1,
-                                     np.int32)
+        longest = max(map(len, prompts), default=0)
+        self.table: Int32s = np.full((len(prompts), max(-(-longest // page_size), 1) + 1), -1, np.int32)
         self.num_pages = 0
         self._free: list[int] = []
         # Where each token that is stored comes from, (row, position), and its slot: unique tokens alone.
