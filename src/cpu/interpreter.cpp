@@ -386,8 +386,9 @@ void Interpreter::merge_row(PartialBank& into, int64_t into_row, PartialBank& fr
   const auto a = static_cast<size_t>(into_row);
   const auto b = static_cast<size_t>(from_row);
   const MergeScales scales = merge_scales_base2(into.max[a], from.max[b]);
-  into.max[a] = scales.max;
-  into.sum[a] = weighted(into.sum[a], scales.scale_a) + weighted(from.sum[b], scales.scale_b);
+  const float sum = weighted(into.sum[a], scales.scale_a) + weighted(from.sum[b], scales.scale_b);
+  into.sum[a] = sum;
+  into.max[a] = scales.max + (sum - sum);  // a NaN stays, whatever comes after it
   float* out_a = into.out_row(into_row);
   const float* out_b = from.out_row(from_row);
   if (scales.scale_b == 0.0f) {
