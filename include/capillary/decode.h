@@ -41,7 +41,8 @@ TensorView hnd_as_nhd(const TensorView& hnd);
 // Called by every decode function.
 void check_tensors(const Plan& plan, const DecodeTensors& tensors, DeviceType device);
 
-// Executes the plan on the CPU in fp32, work item by work item as the kernel would.
+// Executes the plan on the CPU in fp32, work item by work item as the kernel would. A row without keys, or whose scores
+// are all -inf, has output 0 and LSE -inf; a score of NaN or +inf makes both NaN.
 void decode_cpu(const Plan& plan, const DecodeTensors& tensors, const DecodeOptions& options = {});
 
 // The oracle: flat fp64 attention over seq_lens and block table rows; knows no trees and no plans.

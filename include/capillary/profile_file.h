@@ -21,8 +21,10 @@ struct FoundProfile {
   DeviceProfile profile;
   ProfileOrigin origin = ProfileOrigin::kBuiltIn;
   std::string path;  // of the file; empty: built in
+  // That the user's cache may hold this card's profile but cannot be searched, and why; empty: there is nothing to say.
+  std::string warning;
 
-  // "built in", "/path (CAPILLARY_PROFILE)", ...
+  // "built in", "/path (CAPILLARY_PROFILE)", ...; with the warning, if there is one.
   std::string where() const;
 };
 
@@ -32,7 +34,7 @@ DeviceProfile read_profile(const std::string& path);
 
 // path: the caller's choice, or empty. card: the card that will be planned for (cuda::card_identity), if there is one;
 // without it the cache is not looked at. Throws InvalidArgument if the file that counts is not a sound profile, or if one
-// in the cache is of another card; another origin's must be held against the card by who runs on it
+// in the cache is of another card; a cache that cannot be searched is passed over with a warning. Another origin's must be held against the card by who runs on it
 // (require_profile_fits, cuda::profile_for_device), since plans can be made anywhere.
 FoundProfile find_profile(const std::string& path = "", const CardIdentity& card = {});
 

@@ -126,7 +126,7 @@ int32_t Grouping::best_cut(double ideal, int32_t middle, int32_t first, int32_t 
 
 bool Grouping::cut(int32_t num_pieces, bool keep_trees) {
   num_pieces_ = std::max(num_pieces, 1);
-  groups_.clear(), work_.clear(), repeats_.clear();
+  groups_.clear();
   const double total = weight_sum_.back();
   const double share = total / num_pieces_;
   bool cuts_trees = false;
@@ -145,14 +145,28 @@ bool Grouping::cut(int32_t num_pieces, bool keep_trees) {
     begin = place;
   }
   add_groups(begin, num_queries_);
+  sum_work();
+  return cuts_trees;
+}
+
+void Grouping::sum_work() {
+  work_.clear(), repeats_.clear();
   total_tiles_ = {};
+  planned_tiles_ = 0;
+  int64_t most_tiles = 0;
+  heaviest_ = 0;
   for (const QueryGroup& group : groups_) {
     const GroupWork work = work_of(group.query_begin, group.query_end);
+    int64_t tiles = 0;
+    for (size_t i = 0; i < total_tiles_.size(); ++i) {
+      tiles += work.tiles[i];
+      total_tiles_[i] += work.tiles[i];
+    }
+    planned_tiles_ += tiles;
+    if (tiles > most_tiles) most_tiles = tiles, heaviest_ = work_.size();
     repeats_.push_back(!work_.empty() && work == work_.back() ? 1 : 0);
     work_.push_back(work);
-    for (size_t i = 0; i < total_tiles_.size(); ++i) total_tiles_[i] += work_.back().tiles[i];
   }
-  return cuts_trees;
 }
 
 // One group, or as few as the rows of a job allow, again cut where it costs least.
@@ -240,8 +254,10 @@ Grouping::GroupWork Grouping::work_of(int32_t begin, int32_t end) {
 }
 
 Grouping::JobParts Grouping::job_parts(const GroupWork& work, int32_t num_jobs,
-                                       int32_t cluster_size, const TileTimes& tile_times) const {
+                                       const Rates& rates) const {
   const DeviceProfile& profile = model_.profile();
+  const TileTimes& tile_times = rates.tile_times;
+  const int32_t cluster_size = rates.cluster_size;
   const int32_t ranks = num_jobs * cluster_size;
   const double share = 1.0 / ranks;
   double rank_us = 0, all_tiles = 1;
@@ -329,58 +345,80 @@ double Grouping::makespan(int32_t num_clusters, double floor_us, double good_us)
   return us;
 }
 
-Grouping::Estimate Grouping::evaluate(int32_t cluster_size, int32_t max_clusters, double good_us,
-                                      double stop_us) {
+Grouping::Rates Grouping::rates(int32_t cluster_size, int32_t max_clusters) const {
   const int64_t num_heads = model_.shape().num_kv_heads;
-  Estimate estimate;
-  for (const int64_t tiles : total_tiles_) estimate.planned_tiles += tiles;
   const auto wanted =
       std::max<int64_t>(num_pieces_, static_cast<int64_t>(groups_.size())) * num_heads;
   const auto active = static_cast<int>(std::min<int64_t>(max_clusters, wanted)) * cluster_size;
-  const int64_t hbm_tiles =
-      std::max<int64_t>(rereads_hit_l2_ ? unique_tiles_ : estimate.planned_tiles, 1);
-  const double load_us = model_.load_us(
-      active, static_cast<double>(estimate.planned_tiles) / static_cast<double>(hbm_tiles));
-  estimate.tile_times = model_.tile_times(load_us);
-  const auto us_of = [&](const TileCounts& tiles) {
-    double us = 0;
-    for (size_t i = 0; i < tiles.size(); ++i)
-      us += static_cast<double>(tiles[i]) * estimate.tile_times[i];
-    return us;
-  };
-  const double min_job_us = kMinSteps * kWideTiles * cluster_size * estimate.tile_times[0];
-  const double pieces_per_us = 1 / std::max(us_of(total_tiles_) / num_pieces_, min_job_us);
-  const double ahead_us = model_.num_stages() * load_us;
-  job_times_.clear();
+  const int64_t hbm_tiles = std::max<int64_t>(rereads_hit_l2_ ? unique_tiles_ : planned_tiles_, 1);
+  const double load_us =
+      model_.load_us(active, static_cast<double>(planned_tiles_) / static_cast<double>(hbm_tiles));
+  Rates rates;
+  rates.cluster_size = cluster_size;
+  rates.tile_times = model_.tile_times(load_us);
+  rates.total_us = tiles_us(total_tiles_, rates.tile_times);
+  const double min_job_us = kMinSteps * kWideTiles * cluster_size * rates.tile_times[0];
+  rates.pieces_per_us = 1 / std::max(rates.total_us / num_pieces_, min_job_us);
+  rates.ahead_us = model_.num_stages() * load_us;
+  rates.hbm_us = static_cast<double>(hbm_tiles * model_.tile_bytes() * num_heads) /
+                 (model_.profile().hbm_gbps * 1e3);
+  return rates;
+}
+
+double Grouping::tiles_us(const TileCounts& tiles, const TileTimes& tile_times) {
+  double us = 0;
+  for (size_t i = 0; i < tiles.size(); ++i) us += static_cast<double>(tiles[i]) * tile_times[i];
+  return us;
+}
+
+int32_t Grouping::jobs_of(const GroupWork& work, const Rates& rates) {
+  const double jobs = tiles_us(work.tiles, rates.tile_times) * rates.pieces_per_us + 0.5;
+  return static_cast<int32_t>(std::clamp(jobs, 1.0, 1024.0));
+}
+
+// While a job merges and the next one starts, keys for that one come in, as many as there is room for.
+double Grouping::job_us(const JobParts& parts, const Rates& rates) {
+  return std::max(parts.tiles_us + std::max(parts.other_us - rates.ahead_us, 0.0),
+                  parts.compute_us + parts.other_us);
+}
+
+double Grouping::lower_bound_us(const Rates& rates, int32_t max_clusters) const {
+  const int64_t num_heads = model_.shape().num_kv_heads;
+  const double even_us =
+      rates.total_us * static_cast<double>(num_heads) / (rates.cluster_size * max_clusters);
+  const GroupWork& heaviest = work_[heaviest_];
+  const JobParts parts = job_parts(heaviest, jobs_of(heaviest, rates), rates);
+  return model_.profile().launch_us + std::max({even_us, rates.hbm_us, job_us(parts, rates)});
+}
+
+Grouping::Estimate Grouping::evaluate(int32_t cluster_size, int32_t max_clusters, double good_us,
+                                      double stop_us) {
+  const int64_t num_heads = model_.shape().num_kv_heads;
   const double launch_us = model_.profile().launch_us;
-  double last_us = 0;
+  const Rates rates = this->rates(cluster_size, max_clusters);
+  Estimate estimate{lower_bound_us(rates, max_clusters), planned_tiles_, rates.tile_times};
+  if (estimate.us > stop_us) return estimate;
+  job_times_.clear();
+  double last_us = 0, sum_us = 0;
   for (size_t i = 0; i < groups_.size(); ++i) {
     if (repeats_[i] != 0) {
       groups_[i].num_jobs = groups_[i - 1].num_jobs;
       job_times_.back().count += groups_[i].num_jobs * num_heads;
-      estimate.num_jobs += groups_[i].num_jobs;
       continue;
     }
-    const double jobs = us_of(work_[i].tiles) * pieces_per_us + 0.5;
-    groups_[i].num_jobs = static_cast<int32_t>(std::clamp(jobs, 1.0, 1024.0));
-    estimate.num_jobs += groups_[i].num_jobs;
-    const JobParts parts =
-        job_parts(work_[i], groups_[i].num_jobs, cluster_size, estimate.tile_times);
-    // While a job merges and the next one starts, keys for that one come in, as many as there is room for.
-    const double us = std::max(parts.tiles_us + std::max(parts.other_us - ahead_us, 0.0),
-                               parts.compute_us + parts.other_us);
-    if (launch_us + us > stop_us) {
-      estimate.us = launch_us + us;
-      return estimate;
-    }
-    job_times_.push_back({us, groups_[i].num_jobs * num_heads});
+    groups_[i].num_jobs = jobs_of(work_[i], rates);
+    const JobParts parts = job_parts(work_[i], groups_[i].num_jobs, rates);
+    const double us = job_us(parts, rates);
+    const int64_t num_jobs = groups_[i].num_jobs * num_heads;
+    sum_us += us * static_cast<double>(num_jobs);
+    estimate.us = launch_us + std::max(us, sum_us / max_clusters);
+    if (estimate.us > stop_us) return estimate;
+    job_times_.push_back({us, num_jobs});
     // After the last job nothing comes in.
     last_us = std::max(last_us, std::max(parts.tiles_us, parts.compute_us) + parts.other_us - us);
   }
-  const double hbm_us = static_cast<double>(hbm_tiles * model_.tile_bytes() * num_heads) /
-                        (model_.profile().hbm_gbps * 1e3);
   const double fixed_us = launch_us + last_us;
-  estimate.us = fixed_us + makespan(max_clusters, hbm_us, good_us - fixed_us);
+  estimate.us = fixed_us + makespan(max_clusters, rates.hbm_us, good_us - fixed_us);
   return estimate;
 }
 

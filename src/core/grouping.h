@@ -25,13 +25,16 @@ class Grouping {
 
   struct Estimate {
     double us = 0;
-    int32_t num_jobs = 0;
     int64_t planned_tiles = 0;
     TileTimes tile_times;
   };
   // Of the whole step with the groups of the last cut() on clusters of this size; sets their num_jobs.
   // Estimates that cannot come below good_us are lower bounds; past stop_us the first that is seen.
   Estimate evaluate(int32_t cluster_size, int32_t max_clusters, double good_us, double stop_us);
+  // What evaluate() cannot come below, from the sum of all tiles and from the group with the most of them.
+  double lower_bound_us(int32_t cluster_size, int32_t max_clusters) const {
+    return lower_bound_us(rates(cluster_size, max_clusters), max_clusters);
+  }
 
   std::span<const QueryGroup> groups() const { return groups_; }
   int64_t unique_tiles() const { return unique_tiles_; }
@@ -60,16 +63,29 @@ class Grouping {
   void read_nodes(const PrefixForest& forest, bool flat);
   void index_cuts();
   int32_t best_cut(double ideal, int32_t at, int32_t first, int32_t last, double reach) const;
-  bool choose_cuts(int32_t num_pieces, bool keep_trees);
   void add_groups(int32_t begin, int32_t end);
+  void sum_work();
   GroupWork work_of(int32_t begin, int32_t end);
+  // What holds for every group of the last cut() on clusters of one size.
+  struct Rates {
+    int32_t cluster_size;
+    TileTimes tile_times;
+    double total_us;       // of all groups' tiles, one CTA
+    double pieces_per_us;  // jobs that a group gets for its tiles
+    double ahead_us;       // of keys that come in before a job starts
+    double hbm_us;
+  };
+  Rates rates(int32_t cluster_size, int32_t max_clusters) const;
+  static double tiles_us(const TileCounts& tiles, const TileTimes& tile_times);
   // Of a job's busiest ranks: its tiles (loads and arithmetic overlapping), the arithmetic alone, and what
   // the arithmetic has to wait for (starts, merges).
   struct JobParts {
     double tiles_us, compute_us, other_us;
   };
-  JobParts job_parts(const GroupWork& work, int32_t num_jobs, int32_t cluster_size,
-                     const TileTimes& tile_times) const;
+  static int32_t jobs_of(const GroupWork& work, const Rates& rates);
+  JobParts job_parts(const GroupWork& work, int32_t num_jobs, const Rates& rates) const;
+  static double job_us(const JobParts& parts, const Rates& rates);
+  double lower_bound_us(const Rates& rates, int32_t max_clusters) const;
   double makespan(int32_t num_clusters, double floor_us, double good_us);
 
   CostModel model_;
@@ -93,7 +109,9 @@ class Grouping {
   std::vector<QueryGroup> groups_;
   std::vector<GroupWork> work_;
   std::vector<uint8_t> repeats_;  // 1: the same work as the group before
+  size_t heaviest_ = 0;           // the group with the most tiles
   TileCounts total_tiles_{};      // of all groups
+  int64_t planned_tiles_ = 0;     // all of them
   struct JobTime {
     double us;
     int64_t count;

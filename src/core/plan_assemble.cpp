@@ -57,7 +57,7 @@ void PlanBuilder::emit_merges(const QueryGroup& group) {
       if (part_key != key) {
         part_key = key;
         job = e.run / cluster_size_;
-        merge.partial_begin = static_cast<uint32_t>(partials_scratch_.size());
+        merge.partial_begin = partials_scratch_.size();
         placed_merges_.push_back({job, e.run - job * cluster_size_, merge});
       }
       // In run order, so that partials of a merge lie rank by rank.
@@ -73,7 +73,7 @@ void PlanBuilder::emit_merges(const QueryGroup& group) {
       for (size_t part = 0; part < num_parts; ++part) {
         Merge& placed = placed_merges_[first + part].merge;
         placed.destination = Destination::kWorkspace;
-        placed.split = static_cast<uint32_t>(splits_.size());
+        placed.split = splits_.size();
         placed.split_part = static_cast<uint16_t>(part);
       }
       splits_.push_back({split_row_count_, merge.num_rows, static_cast<uint16_t>(num_parts)});
@@ -91,7 +91,8 @@ void PlanBuilder::emit_merges(const QueryGroup& group) {
   for (int32_t job = 0; job < num_group_jobs_; ++job) {
     const size_t begin = next;
     while (next < placed_merges_.size() && placed_merges_[next].job == job) ++next;
-    place_job_merges(job, std::span(placed_merges_).subspan(begin, next - begin));
+    place_job_merges(job,
+                     std::span<const PlacedMerge>(placed_merges_.data() + begin, next - begin));
   }
 }
 
@@ -129,8 +130,8 @@ void PlanBuilder::place_job_merges(int32_t job, std::span<const PlacedMerge> mer
   for (int32_t rank = 0; rank < cluster_size_; ++rank) {
     RankWork& work =
         rank_works_[job_index * static_cast<size_t>(cluster_size_) + static_cast<size_t>(rank)];
-    work.merge_begin = static_cast<uint32_t>(merges_.size());
-    work.partial_begin = static_cast<uint32_t>(partials_.size());
+    work.merge_begin = merges_.size();
+    work.partial_begin = partials_.size();
     for (const auto& [unused, owner, merge] : merges) {
       if (!many_partials) break;
       if (owner >= 0) continue;
@@ -143,8 +144,8 @@ void PlanBuilder::place_job_merges(int32_t job, std::span<const PlacedMerge> mer
         local.num_rows = merge.num_rows;
         local.num_partials = static_cast<uint16_t>(end - i);
         local.destination = Destination::kSlot;
-        local.partial_begin = static_cast<uint32_t>(partials_.size());
-        partials_.insert(partials_.end(), partials + i, partials + end);
+        local.partial_begin = partials_.size();
+        for (uint32_t j = i; j < end; ++j) partials_.push_back(partials[j]);
         merges_.push_back(local);
       }
     }
@@ -164,17 +165,16 @@ void PlanBuilder::place_job_merges(int32_t job, std::span<const PlacedMerge> mer
       placed.num_rows = static_cast<uint16_t>(end - begin);
       if (merge.destination == Destination::kWorkspace)
         placed.split_row = static_cast<uint16_t>(begin);
-      placed.partial_begin = static_cast<uint32_t>(partials_.size());
+      placed.partial_begin = partials_.size();
       for (uint32_t i = 0; i < merge.num_partials; i = owner < 0 ? rank_end(merge, i) : i + 1) {
         const Partial& partial = partials_scratch_[merge.partial_begin + i];
         partials_.push_back({partial.rank, static_cast<uint16_t>(partial.slot + begin)});
       }
-      placed.num_partials =
-          static_cast<uint16_t>(partials_.size() - static_cast<size_t>(placed.partial_begin));
+      placed.num_partials = static_cast<uint16_t>(partials_.size() - placed.partial_begin);
       merges_.push_back(placed);
     }
-    work.num_merges = static_cast<uint32_t>(merges_.size()) - work.merge_begin;
-    work.num_partials = static_cast<uint32_t>(partials_.size()) - work.partial_begin;
+    work.num_merges = merges_.size() - work.merge_begin;
+    work.num_partials = partials_.size() - work.partial_begin;
   }
 }
 
@@ -322,17 +322,17 @@ void PlanBuilder::assemble(uint64_t profile_hash, double predicted_us,
   header.num_jobs = static_cast<uint32_t>(jobs_.size());
   header.rank_works_offset = writer.append(std::span<const RankWork>(rank_works_));
   header.phases_offset = writer.append(std::span<const Phase>(phases_));
-  header.num_phases = static_cast<uint32_t>(phases_.size());
+  header.num_phases = phases_.size();
   header.items_offset = writer.append(std::span<const WorkItem>(items_));
   header.num_items = items_.size();
   header.segments_offset = writer.append(std::span<const Segment>(segments_));
   header.num_segments = static_cast<uint32_t>(segments_.size());
   header.merges_offset = writer.append(std::span<const Merge>(merges_));
-  header.num_merges = static_cast<uint32_t>(merges_.size());
+  header.num_merges = merges_.size();
   header.partials_offset = writer.append(std::span<const Partial>(partials_));
-  header.num_partials = static_cast<uint32_t>(partials_.size());
+  header.num_partials = partials_.size();
   header.splits_offset = writer.append(std::span<const Split>(splits_));
-  header.num_splits = static_cast<uint32_t>(splits_.size());
+  header.num_splits = splits_.size();
   header.split_rows = split_row_count_;
   header.num_page_ids = num_page_ids_;
   header.predicted_us = static_cast<float>(predicted_us);

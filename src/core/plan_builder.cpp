@@ -175,7 +175,7 @@ void PlanBuilder::emit_run(int32_t run) {
   const auto work = (static_cast<size_t>(first_job_) * static_cast<size_t>(cluster_size_)) +
                     static_cast<size_t>(run);
   rank_works_[work] = {};
-  rank_works_[work].phase_begin = static_cast<uint32_t>(phases_.size());
+  rank_works_[work].phase_begin = phases_.size();
   rank_works_[work].item_begin = items_.size();
   rank_works_[work].segment_begin = segments_.size();
   const std::span<const Part> parts(parts_.data() + run_begin_[static_cast<size_t>(run)],
@@ -215,8 +215,7 @@ void PlanBuilder::emit_run(int32_t run) {
   }
   if (!streams_first) emit_streams(run);
   write_outputs(rank_works_[work].item_begin);
-  rank_works_[work].num_phases =
-      static_cast<uint32_t>(phases_.size()) - rank_works_[work].phase_begin;
+  rank_works_[work].num_phases = phases_.size() - rank_works_[work].phase_begin;
   rank_works_[work].num_items = items_.size() - rank_works_[work].item_begin;
   rank_works_[work].num_segments = segments_.size() - rank_works_[work].segment_begin;
   max_slots_ = std::max(max_slots_, next_extra_slot_);
@@ -274,16 +273,6 @@ void PlanBuilder::append_chain(const Element& element, int32_t tile_begin, int32
   }
 }
 
-void PlanBuilder::add_entry(QueryState* state, int32_t run, int32_t slot) {
-  const auto entry = static_cast<int32_t>(entries_.size());
-  entries_.push_back({run, slot, -1});
-  if (state->entry_head < 0)
-    state->entry_head = entry;
-  else
-    entries_[static_cast<size_t>(state->entry_tail)].next = entry;
-  state->entry_tail = entry;
-}
-
 void PlanBuilder::emit_wide_phase(std::span<const Part> parts, int32_t run) {
   Phase phase{};
   phase.kind = PhaseKind::kWide;
@@ -294,17 +283,17 @@ void PlanBuilder::emit_wide_phase(std::span<const Part> parts, int32_t run) {
     const int32_t slot = (element.query_begin - slot_base_query_) * group_size_;
     // Either another part ran in this run, then for all of this element's queries, or none did.
     const bool resumes = query_state(element.query_begin).emitted_run == run;
-    WorkItem item = make_item(element.query_begin, element.query_end, slot, resumes);
+    const auto index = items_.size();
+    WorkItem& item = add_item(element.query_begin, element.query_end, slot, resumes);
     append_segments(element, part.tile_begin, part.tile_end, &item);
     for (int32_t query = element.query_begin; query < element.query_end; ++query) {
       QueryState& state = query_state(query);
-      state.last_item = items_.size();
+      state.last_item = index;
       if (resumes) continue;
       state.emitted_run = run;
       add_entry(&state, run, (query - slot_base_query_) * group_size_);
     }
     phase.stream_tiles[0] += (item.num_tiles + kWideTiles - 1) / kWideTiles * kWideTiles;
-    items_.push_back(item);
   }
   phases_.push_back(phase);
 }

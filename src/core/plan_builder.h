@@ -132,15 +132,24 @@ class PlanBuilder {
                          int32_t stamp, int32_t first_stamp, int32_t run);
   void write_outputs(uint32_t item_begin);
   void append_chain(const Element& element, int32_t tile_begin, int32_t tile_end);
-  void add_entry(QueryState* state, int32_t run, int32_t slot);
+  // The query's rows have a partial in the run's `slot`, after those that they have so far.
+  void add_entry(QueryState* state, int32_t run, int32_t slot) {
+    const auto entry = static_cast<int32_t>(entries_.size());
+    entries_.push_back({run, slot, -1});
+    if (state->entry_head < 0)
+      state->entry_head = entry;
+    else
+      entries_[static_cast<size_t>(state->entry_tail)].next = entry;
+    state->entry_tail = entry;
+  }
   void emit_merges(const QueryGroup& group);
   void place_job_merges(int32_t job, std::span<const PlacedMerge> merges);
   bool same_entries(int32_t query_a, int32_t query_b) const;
   void schedule();
 
-  // An item without segments, for the partials that begin at `slot`.
-  WorkItem make_item(int32_t query_begin, int32_t query_end, int32_t slot, bool resumes) const {
-    WorkItem item{};
+  // A new item without segments, for the partials that begin at `slot`.
+  WorkItem& add_item(int32_t query_begin, int32_t query_end, int32_t slot, bool resumes) {
+    WorkItem& item = items_.emplace_back();
     item.row_begin = static_cast<uint16_t>((query_begin - group_begin_) * group_size_);
     item.num_rows = static_cast<uint16_t>((query_end - query_begin) * group_size_);
     item.init_slot = resumes ? static_cast<int16_t>(slot) : kNoSlot;
@@ -205,8 +214,8 @@ class PlanBuilder {
   PodArray<Part> stream_parts_;
   PodArray<StreamItem> stream_items_;
   PodArray<Entry> entries_;
-  std::vector<PlacedMerge> placed_merges_;
-  std::vector<Partial> partials_scratch_;
+  PodArray<PlacedMerge> placed_merges_;
+  PodArray<Partial> partials_scratch_;
   int32_t first_job_ = 0;    // of the group, in jobs_
   int32_t group_begin_ = 0;  // its first query
   int32_t num_group_jobs_ = 0;
@@ -220,12 +229,12 @@ class PlanBuilder {
   std::vector<Job> jobs_;
   std::vector<RankWork> rank_works_;
   std::vector<RankStart> rank_starts_;
-  std::vector<Phase> phases_;
+  PodArray<Phase> phases_;
   PodArray<WorkItem> items_;
   PodArray<Segment> segments_;
-  std::vector<Merge> merges_;
-  std::vector<Partial> partials_;
-  std::vector<Split> splits_;
+  PodArray<Merge> merges_;
+  PodArray<Partial> partials_;
+  PodArray<Split> splits_;
   std::vector<JobCost> job_costs_;
   std::vector<uint32_t> order_;
   std::vector<std::pair<double, uint32_t>> heap_;

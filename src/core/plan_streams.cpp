@@ -187,7 +187,7 @@ void PlanBuilder::place_stream_item(const StreamItem& stream_item, int32_t tile_
                                     int32_t run) {
   const int32_t begin = stream_item.query_begin, end = stream_item.query_end;
   QueryState* const states = &query_state(begin);
-  const int32_t num_queries = end - begin;
+  QueryState* const states_end = states + (end - begin);
   // An item comes after those above it, so its stream has all of its queries or none.
   int32_t slot = (begin - slot_base_query_) * group_size_;
   bool resumes = states->held_stamp == stamp;
@@ -195,24 +195,27 @@ void PlanBuilder::place_stream_item(const StreamItem& stream_item, int32_t tile_
     slot = states->held_slot;
   } else {
     bool main_is_free = true;
-    for (int32_t i = 0; i < num_queries; ++i) main_is_free &= states[i].main_stamp < first_stamp;
+    for (const QueryState* state = states; state != states_end; ++state)
+      main_is_free &= state->main_stamp < first_stamp;
     if (main_is_free) {
       resumes = states->emitted_run == run;
     } else {
       slot = next_extra_slot_;
-      next_extra_slot_ += num_queries * group_size_;
+      next_extra_slot_ += (end - begin) * group_size_;
     }
-    for (int32_t i = 0; i < num_queries; ++i) {
-      QueryState& state = states[i];
-      state.held_stamp = stamp;
-      state.held_slot = slot + i * group_size_;
-      if (!resumes) add_entry(&state, run, state.held_slot);
+    int32_t query_slot = slot;
+    for (QueryState* state = states; state != states_end; ++state, query_slot += group_size_) {
+      state->held_stamp = stamp;
+      state->held_slot = query_slot;
+      if (!resumes) add_entry(state, run, query_slot);
       if (!main_is_free) continue;
-      state.main_stamp = stamp;
-      state.emitted_run = run;
+      state->main_stamp = stamp;
+      state->emitted_run = run;
     }
   }
-  WorkItem item = make_item(begin, end, slot, resumes);
+  const auto index = items_.size();
+  for (QueryState* state = states; state != states_end; ++state) state->last_item = index;
+  WorkItem& item = add_item(begin, end, slot, resumes);
   int32_t first = 0;  // tile of the item at which the part in hand begins
   for (uint32_t i = 0; i < stream_item.num_parts; ++i) {
     const Part& part = stream_parts_[stream_item.part_begin + i];
@@ -222,9 +225,6 @@ void PlanBuilder::place_stream_item(const StreamItem& stream_item, int32_t tile_
       append_segments(elements_[part.element], part.tile_begin + from, part.tile_begin + to, &item);
     first += tiles;
   }
-  const auto index = items_.size();
-  for (int32_t i = 0; i < num_queries; ++i) states[i].last_item = index;
-  items_.push_back(item);
 }
 
 }  // namespace capillary

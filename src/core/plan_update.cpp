@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstdlib>
 #include <cstring>
 
 #include "core/hash.h"
@@ -12,7 +13,8 @@ namespace capillary {
 namespace {
 
 // A stream may grow by this share of what it was planned with, and by two tiles in any case: it is one of eight
-// that end together, and only its last request's keys are cut elsewhere. The same for all keys together.
+// that end together, and only its last request's keys are cut elsewhere. The same for all keys together, which may
+// shrink by as much: the longest stream may be what it was, so that is what the step then takes too long.
 constexpr int32_t kMostGrowth = 8;  // one in so many
 constexpr int32_t kLeastGrowth = 2;
 
@@ -96,7 +98,8 @@ bool PlanUpdater::collect_changes(const PrefixForest& forest, const PlanView& pl
       forest.num_requests() != header.num_queries ||
       (!order.empty() && std::memcmp(order.data(), plan.query_order(), order.size_bytes()) != 0))
     return false;
-  if (forest.unique_tokens() - planned_tokens_ > planned_tokens_ / kMostGrowth) return false;
+  const int64_t grown = forest.unique_tokens() - planned_tokens_;
+  if (std::abs(grown) > planned_tokens_ / kMostGrowth) return false;
   if (!has_tails_) find_tails(plan);
   const int64_t page_size = header.page_size;
   const bool is_power = (page_size & (page_size - 1)) == 0;

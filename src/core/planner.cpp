@@ -99,7 +99,11 @@ struct Planner::Impl {
   void collect_piece_counts();
   void note(const PlanCandidate& candidate);
   bool may_use(int index) const;
-  bool worth_trying(int index, int32_t num_pieces) const;
+  bool is_tried(int index, int32_t num_pieces) const;
+  bool may_win(int32_t num_pieces) const;
+  int32_t max_clusters(int index) const { return profile.max_clusters[static_cast<size_t>(index)]; }
+  // An estimate that is not below it is not the best.
+  double good_us() const { return best_groups.empty() ? kNeverUs : best.predicted_us * (1 + kTie); }
   bool is_better(const Grouping::Estimate& estimate) const;
   void build(const PrefixForest& forest);
   void summarise();
@@ -156,8 +160,7 @@ void Planner::Impl::collect_piece_counts() {
     if (!may_use(index)) continue;
     const int32_t rounds = index < 2 ? most_rounds(shape.num_kv_heads) : 2;
     for (int32_t fill = 1; fill <= rounds; ++fill) {
-      const int32_t pieces =
-          profile.max_clusters[static_cast<size_t>(index)] * fill / shape.num_kv_heads;
+      const int32_t pieces = max_clusters(index) * fill / shape.num_kv_heads;
       piece_counts.push_back(std::max({std::min(pieces, most), least, 1}));
     }
   }
@@ -177,10 +180,11 @@ void Planner::Impl::note(const PlanCandidate& candidate) {
 }
 
 // Not jobs by the dozen in a row, nor, with much to read, a small share of the CTAs busy.
-bool Planner::Impl::worth_trying(int index, int32_t num_pieces) const {
+bool Planner::Impl::is_tried(int index, int32_t num_pieces) const {
+  if (!may_use(index)) return false;
   if (best_groups.empty() && num_pieces == piece_counts.back()) return true;
   const int64_t jobs = int64_t{num_pieces} * shape.num_kv_heads;
-  const int64_t clusters = profile.max_clusters[static_cast<size_t>(index)];
+  const int64_t clusters = max_clusters(index);
   if (num_pieces > piece_counts.front() && jobs > clusters * kMostJobsInARow) return false;
   return is_small || num_pieces == piece_counts.back() ||
          (jobs << index) * kLeastBusy >= profile.num_sms;
@@ -195,17 +199,26 @@ bool Planner::Impl::is_better(const Grouping::Estimate& estimate) const {
   return estimate.us < best.predicted_us * margin;
 }
 
+// Whether the groups of the last cut can be the best on clusters of any size.
+bool Planner::Impl::may_win(int32_t num_pieces) const {
+  for (int index = 0; index < kNumClusterSizes; ++index)
+    if (is_tried(index, num_pieces) &&
+        grouping.lower_bound_us(1 << index, max_clusters(index)) < good_us())
+      return true;
+  return false;
+}
+
 bool Planner::Impl::try_pieces(Mode mode, int32_t num_pieces, bool keep_trees) {
   const bool cuts_trees = grouping.cut(num_pieces, keep_trees);
+  if (!may_win(num_pieces)) return cuts_trees;
   double smaller_us = kNeverUs;
   for (int index = 0; index < kNumClusterSizes; ++index) {
-    if (!may_use(index) || !worth_trying(index, num_pieces)) continue;
+    if (!is_tried(index, num_pieces)) continue;
     const int32_t cluster_size = 1 << index;
-    const double good_us = best_groups.empty() ? kNeverUs : best.predicted_us * (1 + kTie);
     // Past stop_us it neither is the best nor are larger clusters looked at.
-    const double stop_us = std::max(good_us, smaller_us * kPastBest);
-    const Grouping::Estimate estimate = grouping.evaluate(
-        cluster_size, profile.max_clusters[static_cast<size_t>(index)], good_us, stop_us);
+    const double stop_us = std::max(good_us(), smaller_us * kPastBest);
+    const Grouping::Estimate estimate =
+        grouping.evaluate(cluster_size, max_clusters(index), good_us(), stop_us);
     const bool past_best = estimate.us > stop_us;
     smaller_us = std::min(smaller_us, estimate.us);
     const PlanCandidate candidate{mode, cluster_size, num_pieces, estimate.us};

@@ -31,9 +31,13 @@ class PodArray {
     if (size_ == capacity_) grow();
     data_[size_++] = value;
   }
+  T& emplace_back() {  // all zero
+    if (size_ == capacity_) grow();
+    return data_[size_++] = T{};
+  }
 
  private:
-  void grow() {
+  [[gnu::noinline]] void grow() {
     capacity_ = std::max<uint32_t>(64, capacity_ * 2);
     auto larger = std::make_unique<T[]>(capacity_);
     std::copy_n(data_.get(), size_, larger.get());

@@ -39,7 +39,7 @@ CAPILLARY_INLINE void store(void* to, T value) {
 CAPILLARY_INLINE Vec broadcast(float value) {
   return value - Vec{};
 }
-// May lose a NaN; the weight of a NaN score is NaN all the same.
+// May lose a NaN; the weight of a NaN score is NaN all the same, and with it the sum.
 CAPILLARY_INLINE Vec max_of(Vec a, Vec b) {
   return a > b ? a : b;
 }
@@ -197,16 +197,21 @@ CAPILLARY_INLINE void softmax(float* scores, int row_stride, int num_tokens, flo
     store(scores + t * row_stride, scaled);
     new_max = max_of(new_max, scaled);
   }
+  // Scores of -inf have no weight, also where there are no others.
+  const Vec lowest = broadcast(-__builtin_inff());
+  const Vec from = new_max == lowest ? Vec{} : new_max;
   Vec total = {};
   for (int t = 0; t < num_tokens; ++t) {
-    const Vec weight = exp2_of(load<Vec>(scores + t * row_stride) - new_max);
+    const Vec weight = exp2_of(load<Vec>(scores + t * row_stride) - from);
     store(scores + t * row_stride, weight);
     total += weight;
   }
-  const Vec factor = exp2_of(old_max - new_max);
+  const Vec factor = exp2_of(old_max - from);
   store(rescale, factor);
-  store(sum, load<Vec>(sum) * factor + total);
-  store(max, new_max);
+  total += load<Vec>(sum) * factor;
+  store(sum, total);
+  // A score of NaN or +inf makes the sum NaN and then the maximum, so that no later rescaling to 0 hides it.
+  store(max, new_max + (total - total));
 }
 
 // ---- P V ----

@@ -12,6 +12,7 @@
 #include <limits>
 #include <memory>
 #include <mutex>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -28,6 +29,8 @@ namespace {
 
 using cpu::element;
 
+// Jobs of so many KV heads are in flight together; each has the slots of a cluster.
+constexpr size_t kMostHeadsTogether = 16;
 constexpr float kPoison = std::numeric_limits<float>::quiet_NaN();
 
 // Partials of some rows: one (max, sum) pair and one output run a row.
@@ -208,6 +211,10 @@ class Interpreter {
   void run();
 
  private:
+  struct RankTask {
+    uint32_t scheduled, rank;
+  };
+  std::vector<RankTask> order_tasks() const;
   void run_rank(uint32_t scheduled, uint32_t rank, Worker& worker);
   void run_item(const Job& job, const WorkItem& item, uint32_t kv_head, PartialBank& slots,
                 int64_t first_slot, TokenCursor& cursor, Worker& worker);
@@ -264,9 +271,10 @@ void Interpreter::run() {
   const int32_t num_threads = cpu::resolve_threads(num_threads_, num_tasks);
   for (int32_t i = 0; i < num_threads; ++i)
     workers_.push_back(std::make_unique<Worker>(header_, out_stride_, kernel_));
+  const std::vector<RankTask> tasks = order_tasks();
   cpu::parallel_for(num_tasks, num_threads, [&](int64_t task, int32_t worker) {
-    run_rank(static_cast<uint32_t>(task / cluster_size), static_cast<uint32_t>(task % cluster_size),
-             *workers_[static_cast<size_t>(worker)]);
+    const RankTask& t = tasks[static_cast<size_t>(task)];
+    run_rank(t.scheduled, t.rank, *workers_[static_cast<size_t>(worker)]);
   });
   const int64_t num_splits = static_cast<int64_t>(header_.num_splits) * header_.num_kv_heads;
   cpu::parallel_for(num_splits, std::min<int32_t>(num_threads, static_cast<int32_t>(num_splits)),
@@ -275,6 +283,26 @@ void Interpreter::run() {
                                    static_cast<uint32_t>(task % header_.num_kv_heads),
                                    workers_[static_cast<size_t>(worker)]->rows);
                     });
+}
+
+// KV heads of a job that have the same rank read the same tokens, whose heads lie side by side in most caches: one
+// after the other they find the TLB and the memory's rows as the one before left them.
+std::vector<Interpreter::RankTask> Interpreter::order_tasks() const {
+  std::vector<uint32_t> entries(header_.num_scheduled);
+  std::iota(entries.begin(), entries.end(), 0u);
+  const auto job_of = [&](uint32_t entry) { return plan_.schedule()[entry].job; };
+  std::stable_sort(entries.begin(), entries.end(),
+                   [&](uint32_t a, uint32_t b) { return job_of(a) < job_of(b); });
+  std::vector<RankTask> tasks;
+  tasks.reserve(entries.size() * static_cast<size_t>(header_.cluster_size));
+  for (size_t begin = 0, end = 0; begin < entries.size(); begin = end) {
+    while (end < entries.size() && end - begin < kMostHeadsTogether &&
+           job_of(entries[end]) == job_of(entries[begin]))
+      ++end;
+    for (uint32_t rank = 0; rank < static_cast<uint32_t>(header_.cluster_size); ++rank)
+      for (size_t i = begin; i < end; ++i) tasks.push_back({entries[i], rank});
+  }
+  return tasks;
 }
 
 std::unique_ptr<PartialBank> Interpreter::take_slots() {
@@ -386,8 +414,9 @@ void Interpreter::merge_row(PartialBank& into, int64_t into_row, PartialBank& fr
   const auto a = static_cast<size_t>(into_row);
   const auto b = static_cast<size_t>(from_row);
   const MergeScales scales = merge_scales_base2(into.max[a], from.max[b]);
-  into.max[a] = scales.max;
-  into.sum[a] = weighted(into.sum[a], scales.scale_a) + weighted(from.sum[b], scales.scale_b);
+  const float sum = weighted(into.sum[a], scales.scale_a) + weighted(from.sum[b], scales.scale_b);
+  into.sum[a] = sum;
+  into.max[a] = scales.max + (sum - sum);  // a NaN stays, whatever comes after it
   float* out_a = into.out_row(into_row);
   const float* out_b = from.out_row(from_row);
   if (scales.scale_b == 0.0f) {

@@ -114,12 +114,15 @@ void attend_heads(const std::vector<double>& queries, double scale,
   std::vector<double> sums(num_heads, 0.0);
   for (size_t head = 0; head < num_heads; ++head) {
     const auto scores = std::span(weights).subspan(head * length, length);
-    const double max = *std::max_element(scores.begin(), scores.end());
+    // Where no score is above -inf, no key has any weight, and the row is as one without keys.
+    double max = -std::numeric_limits<double>::infinity();
+    for (const double score : scores) max = score > max || std::isnan(score) ? score : max;
+    const double from = std::isinf(max) && max < 0 ? 0.0 : max;
     for (double& score : scores) {
-      score = std::exp(score - max);
+      score = std::exp(score - from);
       sums[head] += score;
     }
-    lse[head] = max + std::log(sums[head]);
+    lse[head] = from + std::log(sums[head]);
   }
   for (size_t j = 0; j < length; ++j) {
     load_doubles(values[j], input.v_cache.dtype, std::span(run).first(dim_v));
@@ -129,7 +132,7 @@ void attend_heads(const std::vector<double>& queries, double scale,
     }
   }
   for (size_t head = 0; head < num_heads; ++head)
-    for (size_t i = 0; i < dim_v; ++i) out[head * dim_v + i] /= sums[head];
+    for (size_t i = 0; sums[head] != 0 && i < dim_v; ++i) out[head * dim_v + i] /= sums[head];
 }
 
 }  // namespace

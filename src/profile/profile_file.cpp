@@ -71,7 +71,7 @@ std::string FoundProfile::where() const {
     case ProfileOrigin::kBuiltIn:
       break;
   }
-  return "built in";
+  return warning.empty() ? "built in" : "built in (" + warning + ")";
 }
 
 DeviceProfile read_profile(const std::string& path) {
@@ -79,18 +79,23 @@ DeviceProfile read_profile(const std::string& path) {
 }
 
 FoundProfile find_profile(const std::string& path, const CardIdentity& card) {
-  if (!path.empty()) return {read_from("profile ", path), ProfileOrigin::kGiven, path};
+  if (!path.empty()) return {read_from("profile ", path), ProfileOrigin::kGiven, path, ""};
   const std::string named = variable("CAPILLARY_PROFILE");
   if (!named.empty())
-    return {read_from("CAPILLARY_PROFILE ", named), ProfileOrigin::kEnvironment, named};
+    return {read_from("CAPILLARY_PROFILE ", named), ProfileOrigin::kEnvironment, named, ""};
   const std::string cached = card.name.empty() ? "" : profile_cache_path(card);
-  std::error_code absent;
-  if (!cached.empty() && std::filesystem::exists(cached, absent)) {
-    FoundProfile found{read_from("cached profile ", cached), ProfileOrigin::kCache, cached};
+  std::error_code unsearchable;  // unset where the file merely is not there
+  if (!cached.empty() && std::filesystem::exists(cached, unsearchable)) {
+    FoundProfile found{read_from("cached profile ", cached), ProfileOrigin::kCache, cached, ""};
     require_profile_fits(found.profile, card);
     return found;
   }
-  return {builtin_h200(), ProfileOrigin::kBuiltIn, ""};
+  FoundProfile built_in{builtin_h200(), ProfileOrigin::kBuiltIn, "", ""};
+  if (unsearchable)
+    built_in.warning = "cached profile '" + cached +
+                       "' cannot be looked for: " + unsearchable.message() +
+                       "; make its folder searchable or pass a profile";
+  return built_in;
 }
 
 std::string profile_cache_folder() {

@@ -25,6 +25,7 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 using ::testing::StartsWith;
 
 const char* const kGoodLine =
@@ -58,6 +59,29 @@ TEST_F(CliReplay, ReportsAsTextJsonAndPage) {
   EXPECT_EQ(object["options"]["num_q_heads"], 4);
   EXPECT_THAT(work_.get("replay.html"), AllOf(StartsWith("<!doctype html>"), HasSubstr("</html>")));
   EXPECT_THAT(work_.names(), ElementsAre("replay.html", "replay.json", "trace.jsonl"));
+}
+
+// The bar is for people: on a terminal it is drawn over itself and wiped off before the report, elsewhere it is not.
+TEST_F(CliReplay, ProgressIsShownOnATerminalOnly) {
+  work_.put("trace.jsonl", std::string(kGoodLine) + kGoodLine + kGoodLine);
+  const std::vector<std::string> arguments = {"replay", "trace.jsonl"};
+  const Outcome shown = work_.run_on_terminal(arguments);
+  EXPECT_EQ(shown.exit_code, 0) << shown.err;
+  EXPECT_THAT(shown.err, HasSubstr("\r[########################] 3/3 requests, 8 steps, sharing"));
+  EXPECT_THAT(shown.err, Not(HasSubstr("\n"))) << "the bar has one line";
+  // Last comes a line of blanks, as long as the bar, and the cursor goes back to its beginning.
+  const size_t last = shown.err.rfind('\r', shown.err.size() - 2);
+  ASSERT_NE(last, std::string::npos);
+  EXPECT_EQ(shown.err.back(), '\r');
+  EXPECT_EQ(shown.err.find_first_not_of(' ', last + 1), shown.err.size() - 1);
+
+  const Outcome piped = work_.run(arguments);
+  EXPECT_THAT(piped.err, IsEmpty());
+  // The same report; times differ from run to run.
+  EXPECT_EQ(shown.out.substr(0, shown.out.find('\n')), piped.out.substr(0, piped.out.find('\n')));
+  std::vector<std::string> quiet = arguments;
+  quiet.push_back("--quiet");
+  EXPECT_THAT(work_.run_on_terminal(quiet).err, IsEmpty());
 }
 
 TEST_F(CliReplay, StandardInputAndOutput) {

@@ -3,6 +3,7 @@
 #include "cli/process.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -67,10 +68,11 @@ std::vector<std::string> Workplace::names() const {
 }
 
 Workplace::Running Workplace::start(const std::vector<std::string>& arguments,
-                                    const std::string& input) const {
+                                    const std::string& input,
+                                    const std::string& stderr_path) const {
   Running running;
   running.out_file = stdout_path.empty() ? (logs_ / "out").string() : stdout_path;
-  running.err_file = (logs_ / "err").string();
+  running.err_file = stderr_path.empty() ? (logs_ / "err").string() : stderr_path;
   const std::string in_file = (logs_ / "in").string();
   std::ofstream(in_file, std::ios::binary) << input;
   // Emptied before the start: what lies there from then on is this command's.
@@ -102,7 +104,7 @@ Workplace::Running Workplace::start(const std::vector<std::string>& arguments,
   if (running.pid == 0) {
     const int in = ::open(in_file.c_str(), O_RDONLY);
     const int out = ::open(running.out_file.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
-    const int err = ::open(running.err_file.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    const int err = ::open(running.err_file.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_NOCTTY, 0600);
     if (in < 0 || out < 0 || err < 0 || ::dup2(in, 0) < 0 || ::dup2(out, 1) < 0 ||
         ::dup2(err, 2) < 0 || ::chdir(folder.c_str()) != 0) {
       ::_exit(126);
@@ -131,7 +133,7 @@ Outcome Workplace::outcome_of(Running* running) {
   outcome.exit_code =
       WIFEXITED(running->status) ? WEXITSTATUS(running->status) : 128 + WTERMSIG(running->status);
   if (fs::is_regular_file(running->out_file)) outcome.out = read_file(running->out_file);
-  outcome.err = read_file(running->err_file);
+  if (fs::is_regular_file(running->err_file)) outcome.err = read_file(running->err_file);
   return outcome;
 }
 
@@ -143,6 +145,36 @@ Outcome Workplace::stop(Running* running, int signal) {
 Outcome Workplace::run(const std::vector<std::string>& arguments, const std::string& input) const {
   Running running = start(arguments, input);
   return outcome_of(&running);
+}
+
+Outcome Workplace::run_on_terminal(const std::vector<std::string>& arguments) const {
+  const int terminal = ::posix_openpt(O_RDWR | O_NOCTTY);
+  if (terminal < 0 || ::grantpt(terminal) != 0 || ::unlockpt(terminal) != 0)
+    throw std::runtime_error("no pseudo-terminal");
+  const std::string name = ::ptsname(terminal);
+  // Open here too: a terminal that nobody has open any more gives nothing back.
+  const int held = ::open(name.c_str(), O_RDWR | O_NOCTTY);
+  if (held < 0) throw std::runtime_error("cannot open " + name);
+  Running running = start(arguments, "", name);
+  std::string shown;
+  // A terminal holds few bytes, so it is read while the command runs; once more after its end, for the last of them.
+  for (bool ended = false;;) {
+    ended = ended || finished(&running);
+    ::pollfd ready{terminal, POLLIN, 0};
+    if (::poll(&ready, 1, ended ? 0 : 5) <= 0) {
+      if (ended) break;
+      continue;
+    }
+    char bytes[4096];
+    const ssize_t count = ::read(terminal, bytes, sizeof bytes);
+    if (count <= 0) break;
+    shown.append(bytes, static_cast<size_t>(count));
+  }
+  ::close(held);
+  ::close(terminal);
+  Outcome outcome = outcome_of(&running);
+  outcome.err = shown;
+  return outcome;
 }
 
 }  // namespace capillary::test

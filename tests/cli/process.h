@@ -39,6 +39,9 @@ class Workplace {
   // Runs to the end; names of files are relative to the folder.
   Outcome run(const std::vector<std::string>& arguments, const std::string& input = "") const;
 
+  // The same with standard error on a pseudo-terminal; what came there, as a terminal got it ("\r\n"), is `err`.
+  Outcome run_on_terminal(const std::vector<std::string>& arguments) const;
+
   // Runs until `ready` is true of what it has printed so far, sends the signal, waits for the end.
   template <class Ready>
   Outcome run_and_signal(const std::vector<std::string>& arguments, int signal,
@@ -56,7 +59,8 @@ class Workplace {
   };
 
  private:
-  Running start(const std::vector<std::string>& arguments, const std::string& input) const;
+  Running start(const std::vector<std::string>& arguments, const std::string& input,
+                const std::string& stderr_path = "") const;
   static bool finished(Running* running);
   static void pause_briefly();
   static Outcome stop(Running* running, int signal);

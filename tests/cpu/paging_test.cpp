@@ -9,6 +9,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "check/compare.h"
 #include "check/rng.h"
@@ -21,6 +22,8 @@ namespace {
 using check::Comparison;
 using check::HostBatch;
 using check::Table;
+
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
 void expect_right(HostBatch& batch, const PrefixForest& forest, const ModelShape& shape,
                   const PlanOptions& options = {}) {
@@ -255,6 +258,86 @@ TEST(Numerics, NaNOfALiveKeyReachesItsRequestsOnly) {
       EXPECT_EQ(std::isnan(value), poisoned);
       EXPECT_EQ(std::isnan(lse), poisoned);
     }
+  }
+}
+
+// Scores that are no numbers: NaN and +inf make output and LSE of their row NaN, -inf is a key without weight, and a
+// row of nothing else is an empty one. However the row is cut, and like the oracle.
+TEST(Numerics, ScoresThatAreNoNumbers) {
+  constexpr float kInf = std::numeric_limits<float>::infinity();
+  constexpr int32_t kLength = 300;
+  struct Case {
+    const char* name;
+    int32_t first, last;  // tokens whose scores are `score`
+    float score;
+    bool nan, empty;  // what the row is to be
+  };
+  const Case cases[] = {
+      {"NaN first", 0, 1, kNaN, true, false},
+      {"NaN last", kLength - 1, kLength, kNaN, true, false},
+      {"NaN within", 150, 151, kNaN, true, false},
+      {"all NaN", 0, kLength, kNaN, true, false},
+      {"+inf first", 0, 1, kInf, true, false},
+      {"+inf within", 170, 171, kInf, true, false},
+      {"all +inf", 0, kLength, kInf, true, false},
+      {"-inf first", 0, 1, -kInf, false, false},
+      {"-inf for a while", 0, 200, -kInf, false, false},
+      {"all -inf", 0, kLength, -kInf, false, true},
+  };
+  const ModelShape shape = {
+      .num_q_heads = 2, .num_kv_heads = 1, .head_dim = 64, .dtype = DType::kFloat32};
+  HostBatch batch = check::make_batch(
+      {.shape = shape, .table = check::make_table(check::flat_tree({kLength, 40}), 16, 1)});
+  const PrefixForest forest =
+      PrefixForest::from_block_table(batch.block_table_view(), batch.seq_lens, 16);
+  const DecodeTensors tensors = batch.tensors();
+  // One element of q is 1 for the first request and 0 for the other; that of its keys is then the score, nearly. The
+  // first 200 keys weigh nothing against the others: what is wrong with them is merged at a scale of 0.
+  const auto key = [&](int32_t token) {
+    return cpu::element(tensors.k_cache, batch.block_table_view().data[token / 16], token % 16, 0);
+  };
+  for (int64_t head = 0; head < 2; ++head)
+    cpu::store_float(cpu::element(tensors.q, 0, head), DType::kFloat32, 0, 1.0f);
+  for (const Case& c : cases) {
+    for (int32_t token = 0; token < kLength; ++token) {
+      const bool special = token >= c.first && token < c.last;
+      cpu::store_float(key(token), DType::kFloat32, 0,
+                       special       ? c.score
+                       : token < 200 ? -4000.0f
+                                     : 4000.0f);
+    }
+    const OracleResult oracle = oracle_decode(batch.oracle_input());
+    for (const int32_t cluster_size : {1, 4})
+      for (const int32_t pieces : {1, 3, 17}) {
+        Planner planner(shape, builtin_h200(),
+                        {.cluster_size = cluster_size, .num_pieces = pieces});
+        batch.poison_outputs();
+        decode_cpu(planner.plan(forest), tensors);
+        for (int64_t request = 0; request < 2; ++request)
+          for (int64_t head = 0; head < 2; ++head) {
+            const auto row = static_cast<size_t>(request * 2 + head);
+            const float out =
+                cpu::load_float(cpu::element(tensors.out, request, head), DType::kFloat32, 63);
+            const float lse =
+                cpu::load_float(cpu::element(tensors.lse, request, head), DType::kFloat32, 0);
+            SCOPED_TRACE(::testing::Message()
+                         << c.name << ", request " << request << ", clusters of " << cluster_size
+                         << ", " << pieces << " pieces: out " << out << ", LSE " << lse);
+            const bool nan = c.nan && request == 0, empty = c.empty && request == 0;
+            EXPECT_EQ(std::isnan(out), nan);
+            EXPECT_EQ(std::isnan(lse), nan);
+            EXPECT_EQ(lse == -kInf, empty);
+            EXPECT_EQ(std::isnan(oracle.out[row * 64 + 63]), nan);
+            EXPECT_EQ(std::isnan(oracle.lse[row]), nan);
+            EXPECT_EQ(std::isinf(oracle.lse[row]), empty);
+            if (empty) {
+              EXPECT_EQ(out, 0.0f);
+            }
+            if (!nan) {
+              EXPECT_NEAR(out, oracle.out[row * 64 + 63], 1e-4);
+            }
+          }
+      }
   }
 }
 

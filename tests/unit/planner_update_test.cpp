@@ -125,6 +125,32 @@ TEST(PlannerUpdate, RolledBackTokensShortenThePlan) {
   EXPECT_GT(updated, 50);
 }
 
+// What is left after a large roll-back would be badly balanced: one request keeps all of its keys. Up to an eighth of
+// all keys the plan is only shortened.
+TEST(PlannerUpdate, ALargeRollBackIsPlannedAnew) {
+  constexpr int32_t kTokens = 1600;
+  const auto forest_of = [](int32_t others) {
+    PageRows rows;
+    for (int32_t r = 0; r < 33; ++r) rows.add(r == 0 ? kTokens : others);
+    return table_forest(rows.batch());
+  };
+  const PrefixForest before = forest_of(kTokens);
+  Planner planner({32, 8, 128}), fresh({32, 8, 128});
+  for (const int32_t left : {1590, 1450, 1390, 800, 16}) {
+    const int64_t all = 33 * kTokens;
+    const PrefixForest after = forest_of(left);
+    const bool is_large = all - after.unique_tokens() > all / 8;
+    planner.plan(before);
+    const Bytes bytes = bytes_of(planner.update(after));
+    EXPECT_EQ(fault(bytes, after), "") << left;
+    EXPECT_EQ(planner.planned_anew(), is_large) << left;
+    if (is_large) {
+      EXPECT_EQ(bytes_of(fresh.plan(after)), bytes) << left;
+    }
+    EXPECT_LT(planner.summary().predicted_us, fresh.plan(before).predicted_us()) << left;
+  }
+}
+
 // A forest of the same lengths and another shape, page size or place of its pages is not taken for the last one.
 TEST(PlannerUpdate, AnotherForestIsPlannedAnew) {
   const auto planned_anew = [](const PrefixForest& first, const PrefixForest& second) {

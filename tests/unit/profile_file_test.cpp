@@ -6,6 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -107,6 +108,34 @@ TEST_F(ProfileFile, UnsoundFilesAreRefusedWhereTheyCount) {
   EXPECT_THAT(refusal("", kCard), AllOf(HasSubstr("CAPILLARY_PROFILE '"),
                                         HasSubstr("absent.json' cannot be opened: No such file")));
   EXPECT_THAT(refusal(folder_.string(), kCard), HasSubstr("cannot be read"));
+}
+
+// A profile that may be there and cannot be seen is not the same as none: the built-in one steps in, and says so.
+TEST_F(ProfileFile, ACacheThatCannotBeSearchedIsToldOf) {
+  EXPECT_EQ(find_profile("", kCard).warning, "");
+  const fs::path cache = folder_ / "capillary";
+  fs::create_directory_symlink(cache, cache);  // leads to itself, also for root
+  const FoundProfile found = find_profile("", kCard);
+  EXPECT_EQ(found.origin, ProfileOrigin::kBuiltIn);
+  EXPECT_EQ(found.profile.hash(), builtin_h200().hash());
+  EXPECT_THAT(found.warning, AllOf(HasSubstr(profile_cache_path(kCard)),
+                                   HasSubstr("cannot be looked for: Too many levels")));
+  EXPECT_THAT(found.where(), AllOf(HasSubstr("built in ("), HasSubstr(found.warning)));
+  EXPECT_EQ(find_profile("").warning, "") << "without a card nothing is looked for";
+  const std::string given = put(folder_ / "given.json", named("given"));
+  EXPECT_EQ(find_profile(given, kCard).warning, "");
+}
+
+TEST_F(ProfileFile, ACacheWithoutPermissionIsToldOf) {
+  put(profile_cache_path(kCard), named("cached", kCard));
+  fs::permissions(folder_ / "capillary", fs::perms::none);
+  const bool root = ::geteuid() == 0;  // may search everything, so somebody else asks
+  ASSERT_EQ(root ? ::seteuid(65534) : 0, 0);
+  const std::string where = find_profile("", kCard).where();
+  ASSERT_EQ(root ? ::seteuid(0) : 0, 0);
+  EXPECT_THAT(where, HasSubstr("Permission denied"));
+  fs::permissions(folder_ / "capillary", fs::perms::owner_all);
+  EXPECT_EQ(find_profile("", kCard).profile.name, "cached");
 }
 
 TEST_F(ProfileFile, PlaceOfTheCache) {

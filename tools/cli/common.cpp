@@ -221,15 +221,21 @@ std::string read_text_file(std::string_view verb, std::string_view option,
 FoundProfile find_profile_here(std::string_view verb, const std::string& path) {
   if (path == "-")
     return {profile_from_json(read_text_file(verb, "--profile", path), "standard input"),
-            ProfileOrigin::kGiven, path};
-  // The driver takes a while to start, so the card is looked at only if there may be a profile of it.
-  std::error_code absent;
-  const bool has_cache = std::filesystem::is_directory(profile_cache_folder(), absent);
-  return find_profile(path, has_cache ? card_here() : CardIdentity{});
+            ProfileOrigin::kGiven, path, ""};
+  // The driver takes a while to start, so the card is looked at only if there may be a profile of it; a folder that
+  // cannot be searched may have one.
+  std::error_code unsearchable;
+  const bool may_have_cache =
+      std::filesystem::is_directory(profile_cache_folder(), unsearchable) || unsearchable;
+  return find_profile(path, may_have_cache ? card_here() : CardIdentity{});
 }
 
 DeviceProfile load_profile(std::string_view verb, const std::string& path) {
-  return find_profile_here(verb, path).profile;
+  const FoundProfile found = find_profile_here(verb, path);
+  if (!found.warning.empty())
+    fmt::print(stderr, "capillary {}: warning: {}; planning with the built-in profile\n", verb,
+               found.warning);
+  return found.profile;
 }
 
 Mode parse_mode(std::string_view verb, std::string_view text) {
