@@ -40,7 +40,7 @@ struct JobRows {
     if (args.lse == nullptr) return;
     constexpr float kLn2 = 0.69314718055994530942f;
     args.lse[at.token * args.lse_token_stride + at.head * args.lse_head_stride] =
-        sum > 0.0f ? (max_log2 + log2f(sum)) * kLn2 : -INFINITY;
+        sum == 0.0f ? -INFINITY : (max_log2 + log2f(sum)) * kLn2;  // NaN stays NaN
   }
 };
 
