@@ -54,17 +54,19 @@ def source_line(record, what=""):
 def table(rows, later, keys):
     of = f" ({next(iter(rows.values()))['flat']['commit'][:7]})" if later else ""
     lines = [
-        f"| workload | heads | what | floor us | time us | of the floor | flat us{of} | shared-l2 us{of} | cluster |",
-        "|---|---|---|---|---|---|---|---|---|",
+        f"| workload | heads | what | floor us | time us | of the floor | dependent us | flat us{of} | shared-l2 us{of} | cluster |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for name, heads, what in keys:
         modes = rows[(name, heads)]
         auto = later.get((name, heads), modes)["auto"]
         us = {mode: record["time_us_graph_cold"] for mode, record in modes.items()}
         us["auto"] = auto["time_us_graph_cold"]
+        dependent = auto.get("time_us_graph_dependent")
+        dependent = f"{dependent:.1f}" if dependent else ""
         lines.append(
             f"| {name} | {heads} | {what} | {auto['floor_us']:.1f} ({auto['floor_kind']}) | {us['auto']:.1f} | "
-            f"{auto['floor_us'] / us['auto']:.2f} | {us['flat']:.1f} | {us['shared-l2']:.1f} | {auto['cluster_size']} |"
+            f"{auto['floor_us'] / us['auto']:.2f} | {dependent} | {us['flat']:.1f} | {us['shared-l2']:.1f} | {auto['cluster_size']} |"
         )
     return lines
 

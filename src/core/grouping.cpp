@@ -43,9 +43,6 @@ void Grouping::set_forest(const PrefixForest& forest, bool flat) {
   shared_.clear();
   unique_tiles_ = 0;
   read_nodes(forest, flat);
-  // Requests planned alone read what they share at different times.
-  const int64_t unique_bytes = unique_tiles_ * model_.tile_bytes() * model_.shape().num_kv_heads;
-  rereads_hit_l2_ = !flat || unique_bytes <= model_.profile().l2_bytes;
   index_cuts();
 }
 
@@ -350,9 +347,10 @@ Grouping::Rates Grouping::rates(int32_t cluster_size, int32_t max_clusters) cons
   const auto wanted =
       std::max<int64_t>(num_pieces_, static_cast<int64_t>(groups_.size())) * num_heads;
   const auto active = static_cast<int>(std::min<int64_t>(max_clusters, wanted)) * cluster_size;
-  const int64_t hbm_tiles = std::max<int64_t>(rereads_hit_l2_ ? unique_tiles_ : planned_tiles_, 1);
+  // What is read again comes from L2, in flat plans too: requests that share a prefix walk it side by side.
   const double load_us =
-      model_.load_us(active, static_cast<double>(planned_tiles_) / static_cast<double>(hbm_tiles));
+      model_.load_us(active, static_cast<double>(planned_tiles_) /
+                                 static_cast<double>(std::max<int64_t>(unique_tiles_, 1)));
   Rates rates;
   rates.cluster_size = cluster_size;
   rates.tile_times = model_.tile_times(load_us);
@@ -360,7 +358,7 @@ Grouping::Rates Grouping::rates(int32_t cluster_size, int32_t max_clusters) cons
   const double min_job_us = kMinSteps * kWideTiles * cluster_size * rates.tile_times[0];
   rates.pieces_per_us = 1 / std::max(rates.total_us / num_pieces_, min_job_us);
   rates.ahead_us = model_.num_stages() * load_us;
-  rates.hbm_us = static_cast<double>(hbm_tiles * model_.tile_bytes() * num_heads) /
+  rates.hbm_us = static_cast<double>(unique_tiles_ * model_.tile_bytes() * num_heads) /
                  (model_.profile().hbm_gbps * 1e3);
   return rates;
 }

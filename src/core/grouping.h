@@ -93,7 +93,6 @@ class Grouping {
   int32_t max_queries_;  // of a job
   int32_t num_queries_ = 0;
   int64_t unique_tiles_ = 0;
-  bool rereads_hit_l2_ = true;
   int32_t num_pieces_ = 1;  // of the last cut()
   // By position in leaf order, [num_queries + 1]:
   std::vector<int64_t> private_sum_;  // tiles of one query's own keys before it

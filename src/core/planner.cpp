@@ -27,6 +27,9 @@ constexpr int32_t most_rounds(int32_t num_kv_heads) {
 }
 // Predictions closer than this are as good as equal.
 constexpr double kTie = 0.02;
+// One tile in so many is what counts as less to read, or much less.
+constexpr int64_t kLess = 100;
+constexpr int64_t kMuchLess = 5;
 // Estimates of one grouping fall and then rise with the cluster size: this much above the least, the larger ones are
 // not looked at.
 constexpr double kPastBest = 1.1;
@@ -104,7 +107,7 @@ struct Planner::Impl {
   int32_t max_clusters(int index) const { return profile.max_clusters[static_cast<size_t>(index)]; }
   // An estimate that is not below it is not the best.
   double good_us() const { return best_groups.empty() ? kNeverUs : best.predicted_us * (1 + kTie); }
-  bool is_better(const Grouping::Estimate& estimate) const;
+  bool is_better(const Grouping::Estimate& estimate, int32_t cluster_size) const;
   void build(const PrefixForest& forest);
   void summarise();
   void give_reason();
@@ -190,11 +193,14 @@ bool Planner::Impl::is_tried(int index, int32_t num_pieces) const {
          (jobs << index) * kLeastBusy >= profile.num_sms;
 }
 
-// Faster, or as fast and reads less: what a model cannot tell apart is decided by traffic.
-bool Planner::Impl::is_better(const Grouping::Estimate& estimate) const {
+// Faster, or as fast and reads less: what a model cannot tell apart is decided by traffic. On clusters of one size a
+// little less will do: groups that begin inside a subtree read a little more and, what the model does not see, have
+// uneven streams.
+bool Planner::Impl::is_better(const Grouping::Estimate& estimate, int32_t cluster_size) const {
   if (best_groups.empty()) return true;
-  const bool reads_less = estimate.planned_tiles * 5 < best_tiles * 4;
-  const bool reads_more = estimate.planned_tiles * 4 > best_tiles * 5;
+  const int64_t less = cluster_size == best.cluster_size ? kLess : kMuchLess;
+  const bool reads_less = estimate.planned_tiles * less < best_tiles * (less - 1);
+  const bool reads_more = estimate.planned_tiles * (less - 1) > best_tiles * less;
   const double margin = reads_less ? 1 + kTie : reads_more ? 1 - kTie : 1;
   return estimate.us < best.predicted_us * margin;
 }
@@ -227,7 +233,7 @@ bool Planner::Impl::try_pieces(Mode mode, int32_t num_pieces, bool keep_trees) {
     else
       candidates.push_back(candidate);
     if (past_best) break;
-    if (!is_better(estimate)) continue;
+    if (!is_better(estimate, cluster_size)) continue;
     best = candidate;
     best_tiles = estimate.planned_tiles;
     best_tile_times = estimate.tile_times;

@@ -147,7 +147,7 @@ TEST(PlannerUpdate, ALargeRollBackIsPlannedAnew) {
     if (is_large) {
       EXPECT_EQ(bytes_of(fresh.plan(after)), bytes) << left;
     }
-    EXPECT_LT(planner.summary().predicted_us, fresh.plan(before).predicted_us()) << left;
+    EXPECT_LE(planner.summary().predicted_us, fresh.plan(before).predicted_us()) << left;
   }
 }
 
