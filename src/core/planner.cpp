@@ -261,9 +261,7 @@ void Planner::Impl::search(const PrefixForest& forest) {
     const double bytes = static_cast<double>(model.tile_bytes()) / kTileTokens * shape.num_kv_heads;
     const double unique = static_cast<double>(forest.unique_tokens()) * bytes;
     const double again = static_cast<double>(forest.flat_tokens()) * bytes - unique;
-    const double again_gbps = unique <= static_cast<double>(profile.l2_bytes)
-                                  ? profile.l2_gbps_per_cta * profile.num_sms
-                                  : profile.hbm_gbps;
+    const double again_gbps = profile.l2_gbps_per_cta * profile.num_sms;
     const double flat_us = profile.launch_us + profile.job_start_us +
                            std::min(profile.item_start_us, profile.stream_start_us) +
                            (unique / profile.hbm_gbps + again / again_gbps) / 1e3;
