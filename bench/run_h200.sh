@@ -6,7 +6,8 @@
 #   times     checks, then times every workload, head count and mode: h200.jsonl (or the file that CAPILLARY_RESULTS names)
 #   ablation  every forced choice against the planner's own: ablation-h200.jsonl, docs/ablation.md and its plot
 #   held-out  the same over 60 random forests: held-out-h200.jsonl, docs/ablation-held-out.md
-#   peers     what others take, where PyTorch is installed: peers-h200.jsonl, docs/peers.md (needs `times`)
+#   peers     what others take, where PyTorch is installed, and ours for heads of 64 and 256 on long prefixes:
+#             peers-h200.jsonl, roots-h200.jsonl, docs/peers.md (needs `times`; figures published elsewhere go first in join.py)
 # and `times` alone where none is given. Then `python3 bench/results_table.py` writes the tables of README and docs/benchmarks.md.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -36,7 +37,15 @@ measure_held_out() {
 
 measure_peers() {
   python3 -B bench/peers/measure.py --file "$workloads" --out "$results/peers-h200.jsonl"
-  python3 -B bench/peers/join.py "$results/peers-h200.jsonl" --out docs/peers.md
+  local head_dim
+  for head_dim in 64 256; do
+    "$capillary" bench --device cuda --file "$workloads" --workload 'root-heavy-*' --head-dim "$head_dim" --modes auto --repeat 5 \
+      --out "$results/roots-$head_dim.jsonl"
+  done
+  cat "$results"/roots-{64,256}.jsonl >"$results/roots-h200.jsonl"
+  rm "$results"/roots-{64,256}.jsonl
+  python3 -B bench/peers/join.py "$results/peers-h200.jsonl" --ours "$results/h200.jsonl" "$results/roots-h200.jsonl" \
+    --out docs/peers.md
 }
 
 for part in "${@:-times}"; do

@@ -196,9 +196,25 @@ void ArrayArgument::from_buffer(nb::handle object, Access access) {
   set(tensor);
 }
 
+// (type, index) of __dlpack_device__: the array API standard wants an enumeration's member for the type, which need
+// not be an int (those of JAX and CuPy are none).
+std::pair<int, int> ArrayArgument::dlpack_device(nb::handle object) const {
+  const nb::object device = object.attr("__dlpack_device__")();
+  const auto number = [&](int i) {
+    nb::object item = device[i];
+    if (PyIndex_Check(item.ptr()) == 0 && nb::hasattr(item, "value")) item = item.attr("value");
+    int value = 0;
+    if (!nb::try_cast(item, value))
+      fail(function_, name_, "gives " + nb::cast<std::string>(nb::repr(device)) + " as its device",
+           "give a device type and an index (__dlpack_device__)", "pass an array of a framework");
+    return value;
+  };
+  return {number(0), number(1)};
+}
+
 void ArrayArgument::from_capsule(nb::handle object, Access access, nb::handle stream) {
   nb::dict options;
-  const auto device = nb::cast<std::pair<int, int>>(nb::tuple(object.attr("__dlpack_device__")()));
+  const std::pair<int, int> device = dlpack_device(object);
   if (device.first == dlpack::kCuda || device.first == dlpack::kCudaManaged) {
     // In DLPack 0 is ambiguous and 1 is the legacy default stream.
     const auto address =
@@ -255,7 +271,11 @@ std::span<const int32_t> ArrayArgument::int32s() const {
 void* resolve_stream(const char* function, nb::handle stream, nb::handle array,
                      int32_t device_index) {
   const auto address = [](nb::handle value) {
-    return reinterpret_cast<void*>(nb::cast<uintptr_t>(value));
+    uintptr_t number = 0;
+    if (!nb::try_cast(value, number))
+      fail(function, "stream", "has the address " + nb::cast<std::string>(nb::repr(value)),
+           "be the address of a CUDA stream", "pass torch.cuda.current_stream()");
+    return reinterpret_cast<void*>(number);
   };
   if (!stream.is_none()) {
     if (PyLong_Check(stream.ptr())) return address(stream);

@@ -47,6 +47,7 @@ class ArrayArgument {
   void from_buffer(nb::handle object, Access access);
   void from_exchange(const dlpack::ExchangeApi& api, nb::handle object, Access access);
   void check_writable(uint64_t flags, nb::handle object, Access access) const;
+  std::pair<int, int> dlpack_device(nb::handle object) const;
   void from_capsule(nb::handle object, Access access, nb::handle stream);
   void set(const dlpack::Tensor& tensor);
 

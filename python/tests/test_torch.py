@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """PyTorch tensors and operators, on the CPU or (CAPILLARY_TEST_DEVICE=cuda) on a card."""
 
+import enum
 import gc
 import threading
 
@@ -104,7 +105,9 @@ class PlainDLPack:
         self.shape, self.dtype = tensor.shape, tensor.dtype
 
     def __dlpack_device__(self):
-        return self._tensor.__dlpack_device__()
+        kind, index = self._tensor.__dlpack_device__()
+        # The standard's enumeration, whose members are no numbers.
+        return (int(kind) if self._old else enum.Enum("DeviceType", {"HERE": int(kind)}).HERE), index
 
     def __dlpack__(self, **options):
         if self._old and "max_version" in options:
@@ -125,6 +128,10 @@ def test_any_array_that_speaks_dlpack(batch, device, old):
             planner.run(*(PlainDLPack(tensor, old) for tensor in tensors), out=PlainDLPack(out, old))
         with pytest.raises(ValueError, match="stream is a str"):
             planner.run(*tensors, out=out, stream="mine")
+    nowhere = PlainDLPack(tensors[0])
+    nowhere.__class__ = type("Nowhere", (PlainDLPack,), {"__dlpack_device__": lambda self: ("here", 0)})
+    with pytest.raises(ValueError, match=r"q gives \('here', 0\) as its device"):
+        planner.run(nowhere, *tensors[1:], out=out, stream=stream)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -37,8 +37,8 @@ def make_model(family="llama", dtype=torch.bfloat16):
     return kind(config).to(DEVICE, dtype).eval()
 
 
-def make_prompts(num=4, shared=96):
-    """Prompts with a common beginning: a list of lists."""
+def make_prompts(num=4, shared=384):
+    """Prompts with a common beginning, long enough for sharing to pay: a list of lists."""
     generator = torch.Generator().manual_seed(1)
     system = torch.randint(0, 256, (shared,), generator=generator).tolist()
     return [system + torch.randint(0, 256, (4 + 5 * i,), generator=generator).tolist() for i in range(num)]
@@ -169,7 +169,7 @@ def test_continuous_batching_shares_blocks():
     model = make_model(dtype=dtype)
     prompts = make_prompts(6)
     config = transformers.GenerationConfig(max_new_tokens=24, do_sample=False, eos_token_id=-1, pad_token_id=0)
-    engine = transformers.ContinuousBatchingConfig(block_size=16, num_blocks=256, max_batch_tokens=256)
+    engine = transformers.ContinuousBatchingConfig(block_size=16, num_blocks=256, max_batch_tokens=512)
     results = {}
     for implementation in ("paged|sdpa", "paged|capillary"):
         model.set_attn_implementation(implementation)
