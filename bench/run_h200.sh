@@ -7,7 +7,8 @@
 #   ablation  every forced choice against the planner's own: ablation-h200.jsonl, docs/ablation.md and its plot
 #   held-out  the same over 60 random forests: held-out-h200.jsonl, docs/ablation-held-out.md
 #   peers     what others take, where PyTorch is installed, and ours for heads of 64 and 256 on long prefixes:
-#             peers-h200.jsonl, roots-h200.jsonl, docs/peers.md (needs `times`; figures published elsewhere go first in join.py)
+#             peers-h200.jsonl, roots-h200.jsonl, docs/peers.md (needs `times`; what was not measured again stands
+#             with the older figures of published-h200.jsonl)
 # and `times` alone where none is given. Then `python3 bench/results_table.py` writes the tables of README and docs/benchmarks.md.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -25,13 +26,13 @@ measure_times() {
 }
 
 measure_ablation() {
-  "$capillary" bench --ablate --device cuda --file "$workloads" --repeat 6 --out "$results/ablation-h200.jsonl" \
+  "$capillary" bench --ablate --device cuda --file "$workloads" --repeat 4 --out "$results/ablation-h200.jsonl" \
     --report docs/ablation.md --plot docs/images/ablation.svg
 }
 
 measure_held_out() {
   "$capillary" generate forests |
-    "$capillary" bench --ablate --device cuda --file - --sample 60 --repeat 6 --out "$results/held-out-h200.jsonl" \
+    "$capillary" bench --ablate --device cuda --file - --sample 60 --repeat 4 --out "$results/held-out-h200.jsonl" \
       --report docs/ablation-held-out.md
 }
 
@@ -44,7 +45,7 @@ measure_peers() {
   done
   cat "$results"/roots-{64,256}.jsonl >"$results/roots-h200.jsonl"
   rm "$results"/roots-{64,256}.jsonl
-  python3 -B bench/peers/join.py "$results/peers-h200.jsonl" --ours "$results/h200.jsonl" "$results/roots-h200.jsonl" \
+  python3 -B bench/peers/join.py "$results/published-h200.jsonl" "$results/peers-h200.jsonl" --ours "$results/h200.jsonl" "$results/roots-h200.jsonl" \
     --out docs/peers.md
 }
 

@@ -165,7 +165,8 @@ def document(ours, peers, sources):
         versions = ", ".join(f"{field} {source[field] or 'absent'}" for field in
                              ("gpu", "torch", "cuda", "cudnn", "flashinfer", "date") if field in source)
         lines += ["", f"{name}: {source['about']}" + (f" ({versions})" if versions else "")]
-    lines += [""] + summary(joined) + [""] + prefix_table(ours, peers)
+    lines += ["", "Ratios to records of another day or card are no better than these two agree: a few percent.", ""]
+    lines += summary(joined) + [""] + prefix_table(ours, peers)
     missing = absences(peers)
     if missing:
         lines += ["## Not measured", ""] + missing + [""]

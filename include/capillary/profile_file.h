@@ -33,9 +33,10 @@ struct FoundProfile {
 DeviceProfile read_profile(const std::string& path);
 
 // path: the caller's choice, or empty. card: the card that will be planned for (cuda::card_identity), if there is one;
-// without it the cache is not looked at. Throws InvalidArgument if the file that counts is not a sound profile, or if one
-// in the cache is of another card; a cache that cannot be searched is passed over with a warning. Another origin's must be held against the card by who runs on it
-// (require_profile_fits, cuda::profile_for_device), since plans can be made anywhere.
+// without it the cache is not looked at. Throws InvalidArgument if the file that counts is not a sound profile, or if
+// one in the cache is of another card; a cache that cannot be searched is passed over with a warning. Another origin's
+// must be held against the card by who runs on it (require_profile_fits, cuda::profile_for_device), since plans can be
+// made anywhere.
 FoundProfile find_profile(const std::string& path = "", const CardIdentity& card = {});
 
 // The folder of the user's profiles: $XDG_CACHE_HOME/capillary, or $HOME/.cache/capillary; empty where neither is set.

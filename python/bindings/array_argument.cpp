@@ -197,7 +197,7 @@ void ArrayArgument::from_buffer(nb::handle object, Access access) {
 }
 
 // (type, index) of __dlpack_device__: the array API standard wants an enumeration's member for the type, which need
-// not be an int (those of JAX and CuPy are none).
+// not be an int (JAX's are none).
 std::pair<int, int> ArrayArgument::dlpack_device(nb::handle object) const {
   const nb::object device = object.attr("__dlpack_device__")();
   const auto number = [&](int i) {

@@ -106,7 +106,7 @@ struct Planner::Impl {
   bool may_win(int32_t num_pieces) const;
   int32_t max_clusters(int index) const { return profile.max_clusters[static_cast<size_t>(index)]; }
   // An estimate that is not below it is not the best.
-  double good_us() const { return best_groups.empty() ? kNeverUs : best.predicted_us * (1 + kTie); }
+  double good_us() const { return best_groups.empty() ? kNeverUs : fastest_us * (1 + kTie); }
   bool is_better(const Grouping::Estimate& estimate, int32_t cluster_size) const;
   void build(const PrefixForest& forest);
   void summarise();
@@ -125,6 +125,7 @@ struct Planner::Impl {
   std::vector<PlanCandidate> candidates;
   bool is_small = false;  // little to read: few jobs may be best
   PlanCandidate best;
+  double fastest_us = 0;  // of all estimates so far; the best may be slower by a tie
   int64_t best_tiles = 0;
   TileTimes best_tile_times{};
   std::vector<QueryGroup> best_groups;
@@ -202,7 +203,8 @@ bool Planner::Impl::is_better(const Grouping::Estimate& estimate, int32_t cluste
   const bool reads_less = estimate.planned_tiles * less < best_tiles * (less - 1);
   const bool reads_more = estimate.planned_tiles * (less - 1) > best_tiles * less;
   const double margin = reads_less ? 1 + kTie : reads_more ? 1 - kTie : 1;
-  return estimate.us < best.predicted_us * margin;
+  // Ties do not add up: the second bound.
+  return estimate.us < best.predicted_us * margin && estimate.us < good_us();
 }
 
 // Whether the groups of the last cut can be the best on clusters of any size.
@@ -233,7 +235,10 @@ bool Planner::Impl::try_pieces(Mode mode, int32_t num_pieces, bool keep_trees) {
     else
       candidates.push_back(candidate);
     if (past_best) break;
-    if (!is_better(estimate, cluster_size)) continue;
+    const bool is_first = best_groups.empty();
+    const bool wins = is_better(estimate, cluster_size);
+    fastest_us = is_first ? estimate.us : std::min(fastest_us, estimate.us);
+    if (!wins) continue;
     best = candidate;
     best_tiles = estimate.planned_tiles;
     best_tile_times = estimate.tile_times;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The one place where log-sum-exp state is merged and finished on the CPU, by the interpreter and by merge_states; the
-// kernel, which folds many partials at once, keeps the same rules. An empty set of keys means the same everywhere:
+// The one place where log-sum-exp state is merged and finished on the CPU, by the interpreter and by merge_states. (The
+// kernel folds many partials at once and makes them itself, so it knows no foreign way to say empty.)
 //   - a partial is (max, sum, output): max in base 2, output not yet divided by sum;
 //   - a side whose max or LSE is -inf (or +inf, as some libraries report it) has no keys: its weight is 0
 //     and its values are never used, whatever they are (weighted() below);

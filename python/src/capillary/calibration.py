@@ -20,7 +20,7 @@ def calibrate(device: str = "cuda", *, out: str | os.PathLike[str] | None = None
 
     device: ``cuda`` or ``cuda:N``. out: a file to write instead of the card's own in the user's cache.
 
-    Runs the command ``capillary calibrate``, in a process of its own: some ten seconds, best while nothing else runs
+    Runs the command ``capillary calibrate``, in a process of its own: a few seconds, best while nothing else runs
     on the card, with 5 GB of its memory. Planners that were there before keep their profile; decode() makes new ones.
     Returns the profile.
 
@@ -36,6 +36,8 @@ def calibrate(device: str = "cuda", *, out: str | os.PathLike[str] | None = None
     if out is not None:
         path = os.path.abspath(os.fspath(out))
         arguments += ["--out", path]
+    elif not path:  # a package that reads no profile files knows no cache
+        raise UnsupportedConfigError("calibrate: this package has no profile cache; pass out=")
     told = subprocess.run(arguments, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if told.returncode != 0:
         raise _ERRORS.get(told.returncode, InternalError)(

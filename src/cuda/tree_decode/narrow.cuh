@@ -66,8 +66,8 @@ __device__ __forceinline__ uint4 query_chunk(NarrowLane lane, const uint4* g_row
   return real ? ptx::ld_global_nc(g_row + chunk) : uint4{0, 0, 0, 0};
 }
 
-// The query rows of an item, lane (g, t) those of rows g and 8 + g. The second eight are not kept beside the output of 16
-// rows: read again for each tile, from L1.
+// The query rows of an item, lane (g, t) those of rows g and 8 + g. The second eight are not kept beside the output of
+// 16 rows: read again for each tile, from L1.
 template <class Tr, int kBlocks>
 struct NarrowQuery {
   uint4 first[Tr::kChunkSteps];
@@ -90,8 +90,8 @@ __device__ __forceinline__ const uint4* query_row(const JobRows& rows,
   return reinterpret_cast<const uint4*>(rows.q<typename Tr::T>(place));
 }
 
-// The query token of the lane's row of an item's first block, looked up one item ahead, and the query asked for into L1: a
-// short item would otherwise wait for them. In registers the query would crowd out the item in hand.
+// The query token of the lane's row of an item's first block, looked up one item ahead, and the query asked for into
+// L1: a short item would otherwise wait for them. In registers the query would crowd out the item in hand.
 template <class Tr>
 __device__ __forceinline__ int32_t look_ahead(NarrowLane lane, const WorkItem& item,
                                               const JobRows& rows) {
