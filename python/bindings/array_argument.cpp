@@ -270,7 +270,7 @@ std::span<const int32_t> ArrayArgument::int32s() const {
 
 void* resolve_stream(const char* function, nb::handle stream, nb::handle array,
                      int32_t device_index) {
-  const auto address = [](nb::handle value) {
+  const auto address = [function](nb::handle value) {
     uintptr_t number = 0;
     if (!nb::try_cast(value, number))
       fail(function, "stream", "has the address " + nb::cast<std::string>(nb::repr(value)),

@@ -100,7 +100,8 @@ void expect_recovers(const DeviceProfile& profile) {
   expect("job_start_us", profile.job_start_us, 0.02);
   expect("stream_start_us", profile.stream_start_us, 0.02);
   expect("launch_us", profile.launch_us, 0.02);
-  expect("l2_merge_latency_us", profile.l2_merge_latency_us, 0.02);
+  // The CTAs that take part differ a little from count to count of parts, and so does each one's share of HBM.
+  expect("l2_merge_latency_us", profile.l2_merge_latency_us, 0.05);
   expect("cluster_barrier_us", profile.cluster_barrier_us, 0.02);
   expect("dsm_latency_us", profile.dsm_latency_us, 0.05);
   expect("hbm_gbps_per_cta", profile.hbm_gbps_per_cta, 0.02);

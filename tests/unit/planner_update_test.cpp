@@ -147,7 +147,8 @@ TEST(PlannerUpdate, ALargeRollBackIsPlannedAnew) {
     if (is_large) {
       EXPECT_EQ(bytes_of(fresh.plan(after)), bytes) << left;
     }
-    EXPECT_LE(planner.summary().predicted_us, fresh.plan(before).predicted_us()) << left;
+    // Nearly: a plan keeps its prediction as a float.
+    EXPECT_LE(planner.summary().predicted_us, fresh.plan(before).predicted_us() * 1.0001) << left;
   }
 }
 

@@ -18,9 +18,9 @@
 namespace capillary::cli {
 
 enum class TimingKind {
-  kEager,      // one call of decode at a time
-  kGraphCold,  // a graph launch, the L2 holding nothing of this step's KV
-  kGraphWarm,  // a graph launch, the L2 as the launch before left it
+  kEager,           // one call of decode at a time
+  kGraphCold,       // a graph launch, the L2 holding nothing of this step's KV
+  kGraphWarm,       // a graph launch, the L2 as the launch before left it
   kGraphDependent,  // as kGraphCold, each step a programmatic dependent of the one before
 };
 const char* timing_name(TimingKind kind);  // "eager", "graph cold", "graph warm", "graph dependent"
