@@ -105,7 +105,7 @@ def test_generation_is_that_of_sdpa(options):
     if DEVICE != "cpu":
         pytest.skip("compares texts in fp32, which the CPU alone decodes")
     model = make_model(dtype=torch.float32)
-    ids, mask = pad(make_prompts(3))
+    ids, mask = pad(make_prompts(6, shared=512))  # so much that sharing pays
     reference = generate(model, "sdpa", ids, mask, **options)
     cache = PagedCache(model.config, ids, mask)
     ours = generate(model, "capillary", ids, mask, cache, **options)
