@@ -106,7 +106,7 @@ struct Planner::Impl {
   bool may_win(int32_t num_pieces) const;
   int32_t max_clusters(int index) const { return profile.max_clusters[static_cast<size_t>(index)]; }
   // An estimate that is not below it is not the best.
-  double good_us() const { return best_groups.empty() ? kNeverUs : fastest_us * (1 + kTie); }
+  double good_us() const { return fastest_us * (1 + kTie); }
   bool is_better(const Grouping::Estimate& estimate, int32_t cluster_size) const;
   void build(const PrefixForest& forest);
   void summarise();
@@ -125,7 +125,7 @@ struct Planner::Impl {
   std::vector<PlanCandidate> candidates;
   bool is_small = false;  // little to read: few jobs may be best
   PlanCandidate best;
-  double fastest_us = 0;  // of all estimates so far; the best may be slower by a tie
+  double fastest_us = kNeverUs;  // of all estimates so far; the best may be slower by a tie
   int64_t best_tiles = 0;
   TileTimes best_tile_times{};
   std::vector<QueryGroup> best_groups;
@@ -235,9 +235,8 @@ bool Planner::Impl::try_pieces(Mode mode, int32_t num_pieces, bool keep_trees) {
     else
       candidates.push_back(candidate);
     if (past_best) break;
-    const bool is_first = best_groups.empty();
     const bool wins = is_better(estimate, cluster_size);
-    fastest_us = is_first ? estimate.us : std::min(fastest_us, estimate.us);
+    fastest_us = std::min(fastest_us, estimate.us);
     if (!wins) continue;
     best = candidate;
     best_tiles = estimate.planned_tiles;
@@ -382,6 +381,7 @@ const Plan& Planner::plan(const PrefixForest& forest) {
   self.candidates.clear();
   self.best_groups.clear();
   self.best = {};
+  self.fastest_us = kNeverUs;
   if (self.options.cluster_size != 0) self.best.cluster_size = self.options.cluster_size;
   if (forest.num_requests() > 0) self.search(forest);
   self.build(forest);
