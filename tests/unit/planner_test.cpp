@@ -221,6 +221,44 @@ TEST(Planner, TheSummaryIsReadOffThePlan) {
   EXPECT_GE(summary.predicted_us, summary.floor_us);
 }
 
+// What the model cannot tell apart is decided by traffic: on clusters of one size a hundredth less is enough.
+TEST(Planner, OfPlansThatTakeAsLongTheOneThatReadsLessWins) {
+  const PrefixForest forest =
+      parents_forest(level_tree("", {1, 4, 16, 64, 256, 1024}, {256, 32, 256, 64, 32, 256}));
+  Planner planner({32, 8, 128});
+  planner.plan(forest);
+  const PlanSummary chosen = planner.summary();
+  const PlanCandidate* fastest = nullptr;
+  for (const PlanCandidate& candidate : chosen.candidates)
+    if (candidate.cluster_size == chosen.cluster_size && candidate.mode == chosen.mode &&
+        (fastest == nullptr || candidate.predicted_us < fastest->predicted_us))
+      fastest = &candidate;
+  ASSERT_NE(fastest, nullptr);
+  ASSERT_LT(fastest->predicted_us, chosen.predicted_us) << "nothing to choose between";
+  EXPECT_LT(chosen.predicted_us, fastest->predicted_us * 1.02);
+  Planner faster({32, 8, 128}, builtin_h200(),
+                 {Mode::kAuto, fastest->cluster_size, fastest->num_pieces});
+  faster.plan(forest);
+  EXPECT_LE(faster.summary().predicted_us, fastest->predicted_us);
+  EXPECT_GT(faster.summary().planned_bytes * 99, chosen.planned_bytes * 100);
+}
+
+// Requests that share a prefix walk it side by side, in flat plans too: what they read again comes from L2.
+TEST(Planner, FlatPlansReadSharedKeysAgainFromL2) {
+  const PrefixForest shared = parents_forest(level_tree("", {1, 64}, {8192, 112}));
+  const PrefixForest alone = parents_forest(level_tree("", {64}, {8192 + 112}));
+  ASSERT_EQ(shared.flat_tokens(), alone.flat_tokens());
+  const auto predicted_us = [](const PrefixForest& forest, double l2_share) {
+    DeviceProfile profile = builtin_h200();
+    profile.l2_gbps_per_cta *= l2_share;
+    Planner planner({32, 8, 128}, profile, {Mode::kFlat});
+    return planner.plan(forest).predicted_us();
+  };
+  EXPECT_LT(predicted_us(shared, 1), 0.8 * predicted_us(alone, 1));
+  EXPECT_GT(predicted_us(shared, 0.5), 1.5 * predicted_us(shared, 1));
+  EXPECT_EQ(predicted_us(alone, 0.5), predicted_us(alone, 1));
+}
+
 template <class E>
 std::string message_of(const std::function<void()>& call) {
   try {
