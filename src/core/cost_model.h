@@ -15,7 +15,7 @@ namespace capillary {
 
 // Tiles cost by how many rows they serve: narrow (up to 16), one 64-row block, two.
 inline constexpr int kNumTileClasses = 3;
-using TileCounts = std::array<int64_t, kNumTileClasses>;
+using TileCounts = std::array<double, kNumTileClasses>;  // whole numbers, to be multiplied by times
 using TileTimes = std::array<double, kNumTileClasses>;
 
 // Consumer warps that merge rows, one each at a time.

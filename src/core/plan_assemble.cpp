@@ -17,7 +17,7 @@ namespace {
 constexpr uint32_t kManyPartials = 32;
 }  // namespace
 
-bool PlanBuilder::same_entries(int32_t query_a, int32_t query_b) const {
+inline bool PlanBuilder::same_entries(int32_t query_a, int32_t query_b) const {
   const QueryState& state_a = queries_[static_cast<size_t>(query_a)];
   const QueryState& state_b = queries_[static_cast<size_t>(query_b)];
   if (state_b.finished) return false;
@@ -32,7 +32,41 @@ bool PlanBuilder::same_entries(int32_t query_a, int32_t query_b) const {
   return a < 0 && b < 0;
 }
 
+// A group of one job on one CTA: all merges are of its own slots, in order.
+void PlanBuilder::emit_own_merges(const QueryGroup& group) {
+  const auto job = static_cast<size_t>(first_job_);
+  JobCost& cost = job_costs_[job];
+  RankWork& work = rank_works_[job];
+  work.merge_begin = merges_.size();
+  work.partial_begin = partials_.size();
+  for (int32_t query = group.query_begin; query < group.query_end;) {
+    if (query_state(query).finished) {
+      ++query;
+      continue;
+    }
+    int32_t query_end = query + 1;
+    while (query_end < group.query_end && same_entries(query, query_end)) ++query_end;
+    Merge& merge = merges_.emplace_back();
+    merge.row_begin = static_cast<uint16_t>((query - group.query_begin) * group_size_);
+    merge.num_rows = static_cast<uint16_t>((query_end - query) * group_size_);
+    merge.destination = Destination::kOutput;
+    merge.partial_begin = partials_.size();
+    for (int32_t entry = query_state(query).entry_head; entry >= 0;) {
+      const Entry& e = entries_[static_cast<size_t>(entry)];
+      partials_.push_back({0, static_cast<uint16_t>(e.slot)});
+      entry = e.next;
+    }
+    merge.num_partials = static_cast<uint16_t>(partials_.size() - merge.partial_begin);
+    cost.rows += merge.num_rows;
+    cost.partial_rows += static_cast<int64_t>(merge.num_rows) * merge.num_partials;
+    query = query_end;
+  }
+  work.num_merges = merges_.size() - work.merge_begin;
+  work.num_partials = partials_.size() - work.partial_begin;
+}
+
 void PlanBuilder::emit_merges(const QueryGroup& group) {
+  if (num_group_jobs_ == 1 && cluster_size_ == 1) return emit_own_merges(group);
   placed_merges_.clear();
   partials_scratch_.clear();
   for (int32_t query = group.query_begin; query < group.query_end;) {
@@ -53,10 +87,10 @@ void PlanBuilder::emit_merges(const QueryGroup& group) {
          entry = entries_[static_cast<size_t>(entry)].next) {
       const Entry& e = entries_[static_cast<size_t>(entry)];
       // shared-l2 is what exchange through DSM is compared with: there every rank is a part of its own.
-      const int32_t key = mode_ == Mode::kSharedL2 ? e.run : e.run / cluster_size_;
+      const int32_t key = mode_ == Mode::kSharedL2 ? e.run : job_of(e.run);
       if (part_key != key) {
         part_key = key;
-        job = e.run / cluster_size_;
+        job = job_of(e.run);
         merge.partial_begin = partials_scratch_.size();
         placed_merges_.push_back({job, e.run - job * cluster_size_, merge});
       }
@@ -149,8 +183,8 @@ void PlanBuilder::place_job_merges(int32_t job, std::span<const PlacedMerge> mer
         merges_.push_back(local);
       }
     }
-    const int64_t share_begin = shared_rows * rank / cluster_size_;
-    const int64_t share_end = shared_rows * (rank + 1) / cluster_size_;
+    const int64_t share_begin = (shared_rows * rank) >> cluster_shift_;
+    const int64_t share_end = (shared_rows * (rank + 1)) >> cluster_shift_;
     int64_t row = 0;  // of the shared rows
     for (const auto& [unused, owner, merge] : merges) {
       int64_t begin = 0, end = merge.num_rows;
@@ -202,29 +236,36 @@ void PlanBuilder::schedule() {
   // they both read is still in L2 for the second.
   assigned_.resize(total);
   schedule_begin_.assign(clusters + 1, 0);
-  // The first entry of each cluster meets none that has any.
-  using Load = std::pair<double, uint32_t>;
+  // Neighbours of equal load are one entry of the heap: a job's heads, which take equal times, mostly go to such.
   const auto later = [](const Load& a, const Load& b) {
-    return a.first > b.first || (a.first == b.first && a.second > b.second);
+    return a.us > b.us || (a.us == b.us && a.begin > b.begin);
   };
-  heap_.clear();
+  loads_.assign(1, {0.0, 0, clusters});
   uint32_t entry = 0, next = 0;
   for (const uint32_t job : order_) {
     const double us = job_costs_[job].us + model_.profile().job_start_us;
-    for (uint32_t head = 0; head < num_heads; ++head, ++entry) {
-      const uint32_t cluster = equal || entry < clusters ? next : heap_.front().second;
-      next = next + 1 == clusters ? 0 : next + 1;
-      assigned_[entry] = cluster;
-      schedule_begin_[cluster + 1] += 1;
-      if (equal) continue;
-      if (entry < clusters) {
-        heap_.push_back({us, cluster});
-        if (entry + 1 == clusters) std::make_heap(heap_.begin(), heap_.end(), later);
+    for (uint32_t left = num_heads; left > 0;) {
+      if (equal) {
+        assigned_[entry++] = next;
+        next = next + 1 == clusters ? 0 : next + 1;
+        --left;
+        continue;
+      }
+      const Load least = loads_.front();
+      const uint32_t end = least.begin + std::min(left, least.end - least.begin);
+      left -= end - least.begin;
+      for (uint32_t cluster = least.begin; cluster < end; ++cluster) assigned_[entry++] = cluster;
+      const Load loaded{least.us + us, least.begin, end};
+      if (end == least.end) {
+        replace_least(&loads_, loaded, later);
       } else {
-        replace_least(&heap_, Load(heap_.front().first + us, cluster), later);
+        replace_least(&loads_, Load{least.us, end, least.end}, later);
+        loads_.push_back(loaded);
+        std::push_heap(loads_.begin(), loads_.end(), later);
       }
     }
   }
+  for (const uint32_t cluster : assigned_) schedule_begin_[cluster + 1] += 1;
   for (uint32_t cluster = 0; cluster < clusters; ++cluster)
     schedule_begin_[cluster + 1] += schedule_begin_[cluster];
   schedule_.resize(total);

@@ -34,6 +34,7 @@ void PlanBuilder::build(const BuildRequest& request) {
   page_shift_ = std::has_single_bit(page_bits) ? std::countr_zero(page_bits) : -1;
   mode_ = request.mode;
   cluster_size_ = request.cluster_size;
+  cluster_shift_ = std::countr_zero(static_cast<uint32_t>(cluster_size_));
   max_clusters_ = request.max_clusters;
   fixed_grid_ = request.fixed_grid;
   tile_times_ = request.tile_times;
@@ -73,8 +74,8 @@ void PlanBuilder::build(const BuildRequest& request) {
 
 // The node's keys, for these queries, below element `above`: as a new element, or as more of that one if the same
 // queries share it. Returns which.
-int32_t PlanBuilder::add_keys(const ForestNode& node, int32_t query_begin, int32_t query_end,
-                              int32_t above) {
+inline int32_t PlanBuilder::add_keys(const ForestNode& node, int32_t query_begin, int32_t query_end,
+                                     int32_t above) {
   const int32_t tiles = (node.num_tokens + kTileTokens - 1) / kTileTokens;
   const auto segment = element_segments_.size();
   element_segments_.push_back({node.page_offset, 0, node.num_tokens, node.token_begin, 0});
@@ -188,6 +189,7 @@ void PlanBuilder::emit_run(int32_t run) {
   }
   slot_base_query_ = query_min;
   main_slots_ = (query_max - query_min) * group_size_;
+  item_queries_.clear();
   next_extra_slot_ = main_slots_;
 
   wide_parts_.clear();
@@ -223,7 +225,7 @@ void PlanBuilder::emit_run(int32_t run) {
     throw UnsupportedConfig(five_parts(
         "Planner::plan", "batch", "needs too large a plan", "need at most 2^26 runs of keys",
         "plan fewer requests a step or share fewer nested prefixes"));
-  JobCost& cost = job_costs_[static_cast<size_t>(first_job_ + run / cluster_size_)];
+  JobCost& cost = job_costs_[static_cast<size_t>(first_job_ + job_of(run))];
   cost.us = std::max(cost.us, run_us_[static_cast<size_t>(run)]);
 }
 
@@ -231,7 +233,7 @@ void PlanBuilder::emit_run(int32_t run) {
 // node, its neighbour streams leaves, so that neither HBM nor the arithmetic of the card idles in step. A
 // wide item starts from its rows' slots, so all of its queries must have been through this run's streams.
 bool PlanBuilder::puts_streams_first(int32_t run) const {
-  const int32_t job = first_job_ + run / cluster_size_;
+  const int32_t job = first_job_ + job_of(run);
   if (job % 2 == 0) return false;
   for (const Part& part : wide_parts_) {
     const Element& element = elements_[part.element];
@@ -245,9 +247,7 @@ bool PlanBuilder::puts_streams_first(int32_t run) const {
 // later, in another slot or in another run.
 void PlanBuilder::write_outputs(uint32_t item_begin) {
   for (uint32_t index = item_begin; index < items_.size(); ++index) {
-    WorkItem& item = items_[index];
-    const int32_t begin = group_begin_ + item.row_begin / group_size_;
-    const int32_t end = begin + item.num_rows / group_size_;
+    const auto [begin, end] = item_queries_[index - item_begin];
     bool complete = true;
     for (int32_t query = begin; query < end && complete; ++query) {
       const QueryState& state = query_state(query);
@@ -255,7 +255,7 @@ void PlanBuilder::write_outputs(uint32_t item_begin) {
           state.last_item == index && state.num_runs == 1 && state.entry_head == state.entry_tail;
     }
     if (!complete) continue;
-    item.destination = Destination::kOutput;
+    items_[index].destination = Destination::kOutput;
     for (int32_t query = begin; query < end; ++query) query_state(query).finished = true;
   }
 }

@@ -70,6 +70,13 @@ class PlanBuilder {
     double compute_us;  // the arithmetic alone
     double start_us;    // of the streams' items; a wide phase's start is not the element's
   };
+  // What all of an element adds to a run.
+  struct ElementTimes {
+    double tiles_us, compute_us;
+    double start_us;   // where its run has its phase already
+    double begins_us;  // where it is the first of its phase
+    uint32_t phase;    // 0: the streams'
+  };
   // Tiles [tile_begin, tile_end) of an element, done by one rank ("run" = job * cluster_size + rank).
   struct Part {
     uint32_t element;
@@ -104,6 +111,11 @@ class PlanBuilder {
     int32_t slot;
     int32_t next;  // entry of the same query, -1
   };
+  // Clusters [begin, end), which are busy for so long each.
+  struct Load {
+    double us;
+    uint32_t begin, end;
+  };
   struct PlacedMerge {
     int32_t job;   // of the group
     int32_t home;  // the rank that has all partials, -1
@@ -119,9 +131,6 @@ class PlanBuilder {
   template <class OnPart, class OnClose>
   int32_t fill_runs(double limit_us, int32_t num_runs, bool counts, const OnPart& on_part,
                     const OnClose& on_close);
-  static size_t phase_index(const Element& element) {
-    return element.wide ? static_cast<size_t>(element.wide_above) + 1 : 0;
-  }
   void emit_run(int32_t run);
   void emit_wide_phase(std::span<const Part> parts, int32_t run);
   bool puts_streams_first(int32_t run) const;
@@ -143,12 +152,14 @@ class PlanBuilder {
     state->entry_tail = entry;
   }
   void emit_merges(const QueryGroup& group);
+  void emit_own_merges(const QueryGroup& group);
   void place_job_merges(int32_t job, std::span<const PlacedMerge> merges);
   bool same_entries(int32_t query_a, int32_t query_b) const;
   void schedule();
 
   // A new item without segments, for the partials that begin at `slot`.
   WorkItem& add_item(int32_t query_begin, int32_t query_end, int32_t slot, bool resumes) {
+    item_queries_.push_back({query_begin, query_end});
     WorkItem& item = items_.emplace_back();
     item.row_begin = static_cast<uint16_t>((query_begin - group_begin_) * group_size_);
     item.num_rows = static_cast<uint16_t>((query_end - query_begin) * group_size_);
@@ -180,6 +191,7 @@ class PlanBuilder {
     return page_shift_ >= 0 ? token >> page_shift_ : token / page_size_;
   }
   QueryState& query_state(int32_t query) { return queries_[static_cast<size_t>(query)]; }
+  int32_t job_of(int32_t run) const { return run >> cluster_shift_; }
   int32_t rows(const Element& element) const {
     return (element.query_end - element.query_begin) * group_size_;
   }
@@ -192,6 +204,7 @@ class PlanBuilder {
   int32_t page_shift_ = 0;  // log2 of the page size, -1 if it is no power of two
   Mode mode_ = Mode::kAuto;
   int32_t cluster_size_ = 1;
+  int32_t cluster_shift_ = 0;  // its log2
   int32_t max_clusters_ = 1;
   int32_t num_clusters_ = 1;
   bool fixed_grid_ = false;
@@ -199,6 +212,7 @@ class PlanBuilder {
 
   // Of the group in hand.
   PodArray<Element> elements_;
+  PodArray<ElementTimes> element_times_;
   PodArray<Segment> element_segments_;
   std::vector<int32_t> element_of_node_;
   size_t next_node_ = 0;  // first one that begins after all groups so far
@@ -206,7 +220,7 @@ class PlanBuilder {
   PodArray<Part> parts_;
   std::vector<uint32_t> run_begin_;  // into parts_, one more than runs
   std::vector<double> run_us_;
-  std::vector<int64_t> phase_stamps_;  // by phase_index: the last run that has the phase
+  std::vector<int64_t> phase_stamps_;  // by phase: the last run that has it
   int64_t phase_stamp_ = 0;
   std::vector<Part> wide_parts_;
   std::vector<QueryState> queries_;
@@ -223,6 +237,11 @@ class PlanBuilder {
   int32_t main_slots_ = 0;
   int32_t next_extra_slot_ = 0;
 
+  struct QueryRange {
+    int32_t begin, end;
+  };
+  PodArray<QueryRange> item_queries_;  // of the run in hand
+
   // Of the plan.
   std::vector<uint32_t> schedule_begin_;
   std::vector<ScheduleEntry> schedule_;
@@ -237,7 +256,7 @@ class PlanBuilder {
   PodArray<Split> splits_;
   std::vector<JobCost> job_costs_;
   std::vector<uint32_t> order_;
-  std::vector<std::pair<double, uint32_t>> heap_;
+  std::vector<Load> loads_;  // a heap
   std::vector<uint32_t> assigned_;
   std::vector<uint32_t> cursor_;
   int32_t max_slots_ = 0;

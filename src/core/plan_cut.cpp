@@ -13,6 +13,7 @@ namespace {
 constexpr double kSnap = 0.04;
 // Halvings of the interval that the limit lies in.
 constexpr int kSearchSteps = 6;
+constexpr uint32_t kNoPhase = UINT32_MAX;
 }  // namespace
 
 // Calls on_part(element, tile_begin, tile_end) and on_close(us) in order; returns how many runs there are. The
@@ -20,36 +21,54 @@ constexpr int kSearchSteps = 6;
 template <class OnPart, class OnClose>
 int32_t PlanBuilder::fill_runs(double limit_us, int32_t num_runs, bool counts,
                                const OnPart& on_part, const OnClose& on_close) {
-  const DeviceProfile& profile = model_.profile();
   double tiles_us = 0, busy_us = 0;
   bool has_work = false;
   int32_t run = 0;
-  ++phase_stamp_;
+  int64_t stamp = ++phase_stamp_;
+  uint32_t phase = kNoPhase;  // the last that the run went on to
   const auto close_run = [&] {
     on_close(std::max(tiles_us, busy_us));
     tiles_us = busy_us = 0;
     has_work = false;
-    ++phase_stamp_;
+    phase = kNoPhase;
+    stamp = ++phase_stamp_;
     ++run;
   };
-  for (uint32_t index = 0; index < elements_.size(); ++index) {
+  const auto start_us_of = [&](const ElementTimes& all) {
+    const bool has_phase = all.phase == phase || phase_stamps_[all.phase] == stamp;
+    return has_phase ? all.start_us : all.begins_us;
+  };
+  const auto go_on_to = [&](uint32_t next) {
+    has_work = true;
+    if (next == phase) return;
+    phase = next;
+    phase_stamps_[next] = stamp;
+  };
+  const auto num_elements = elements_.size();
+  for (uint32_t index = 0; index < num_elements; ++index) {
+    const ElementTimes& all = element_times_[index];
+    // Most elements fit whole.
+    const double all_start_us = start_us_of(all);
+    if ((!counts && run + 1 >= num_runs) || (tiles_us + all.tiles_us <= limit_us &&
+                                             busy_us + all_start_us + all.compute_us <= limit_us)) {
+      go_on_to(all.phase);
+      on_part(index, 0, elements_[index].tiles);
+      tiles_us += all.tiles_us;
+      busy_us += all_start_us + all.compute_us;
+      continue;
+    }
     const Element& element = elements_[index];
-    const int32_t grain = element.wide ? kWideTiles : 1;
+    const int32_t grain = element.wide ? kWideTiles : 1;  // a power of two
     for (int32_t tile = 0; tile < element.tiles;) {
-      int64_t& stamp = phase_stamps_[phase_index(element)];
-      const double phase_us = element.wide ? profile.item_start_us : profile.stream_start_us;
-      const double start_us = element.start_us + (stamp == phase_stamp_ ? 0 : phase_us);
+      const double start_us = start_us_of(all);
       int32_t take = element.tiles - tile;
-      if (counts || run + 1 < num_runs) {
-        // Most elements fit whole, which is seen without a division.
-        const bool fits_whole = tiles_us + take * element.tile_us <= limit_us &&
-                                busy_us + start_us + take * element.compute_us <= limit_us;
-        const double room = fits_whole
-                                ? take
-                                : std::min((limit_us - tiles_us) / element.tile_us,
-                                           (limit_us - busy_us - start_us) / element.compute_us);
-        if (!fits_whole && take > room + kSnap * limit_us / element.tile_us) {
-          const auto fits = static_cast<int32_t>(std::max(room, 0.0)) / grain * grain;
+      if ((counts || run + 1 < num_runs) &&
+          !(tiles_us + take * element.tile_us <= limit_us &&
+            busy_us + start_us + take * element.compute_us <= limit_us)) {
+        const double room = std::min((limit_us - tiles_us) / element.tile_us,
+                                     (limit_us - busy_us - start_us) / element.compute_us);
+        if (take > room + kSnap * limit_us / element.tile_us) {
+          const auto fits = static_cast<int32_t>(std::max(room, 0.0)) & -grain;
           if (fits == 0 && has_work) {
             close_run();
             if (counts && run >= num_runs) return run + 1;
@@ -58,11 +77,10 @@ int32_t PlanBuilder::fill_runs(double limit_us, int32_t num_runs, bool counts,
           take = std::min(take, std::max(fits, grain));
         }
       }
-      stamp = phase_stamp_;
+      go_on_to(all.phase);
       on_part(index, tile, tile + take);
       tiles_us += take * element.tile_us;
       busy_us += start_us + take * element.compute_us;
-      has_work = true;
       tile += take;
       // What is left of a cut element is the next run's: a run has one part of an element at most.
       if (tile < element.tiles) {
@@ -77,9 +95,9 @@ int32_t PlanBuilder::fill_runs(double limit_us, int32_t num_runs, bool counts,
 
 double PlanBuilder::run_limit(int32_t num_runs) {
   double tiles_us = 0, busy_us = 0;
-  for (const Element& element : elements_) {
-    tiles_us += element.tiles * element.tile_us;
-    busy_us += element.tiles * element.compute_us + element.start_us;
+  for (const ElementTimes& all : element_times_) {
+    tiles_us += all.tiles_us;
+    busy_us += all.compute_us + all.start_us;
   }
   const double phase_us =
       std::min(model_.profile().item_start_us, model_.profile().stream_start_us);
@@ -109,9 +127,15 @@ void PlanBuilder::cut_into_runs(const QueryGroup& group) {
   const int32_t num_runs = num_group_jobs_ * cluster_size_;
   parts_.clear(), run_us_.clear();
   run_begin_.assign(1, 0);
-  size_t num_phases = 1;
+  const DeviceProfile& profile = model_.profile();
+  uint32_t num_phases = 1;
+  element_times_.clear();
   for (const Element& element : elements_) {
-    num_phases = std::max(num_phases, phase_index(element) + 1);
+    const uint32_t phase = element.wide ? static_cast<uint32_t>(element.wide_above) + 1 : 0;
+    const double phase_us = element.wide ? profile.item_start_us : profile.stream_start_us;
+    element_times_.push_back({element.tiles * element.tile_us, element.tiles * element.compute_us,
+                              element.start_us, element.start_us + phase_us, phase});
+    num_phases = std::max(num_phases, phase + 1);
     planned_tiles_ += int64_t{element.tiles} * element.reads;
   }
   phase_stamps_.assign(num_phases, -1);

@@ -17,6 +17,21 @@ namespace {
 constexpr double kStreamSlack = 0.1;
 }  // namespace
 
+inline void PlanBuilder::add_stream_item(int32_t query_begin, int32_t query_end, int32_t block_end,
+                                         const Part& part) {
+  stream_parts_.push_back(part);
+  const int32_t tiles = part.tile_end - part.tile_begin;
+  if (!stream_items_.empty()) {
+    StreamItem& above = stream_items_.back();
+    if (above.query_begin == query_begin && above.query_end == query_end) {
+      above.num_parts += 1;
+      above.tiles += tiles;
+      return;
+    }
+  }
+  stream_items_.push_back({query_begin, query_end, stream_parts_.size() - 1, 1, tiles, block_end});
+}
+
 // The run's narrow parts as items, block by block in leaf order. A block is at most 16 rows whose wider
 // ancestors in this run are the same, and it does not cut a narrow part.
 void PlanBuilder::collect_stream_items(std::span<const Part> parts, int32_t run) {
@@ -77,24 +92,63 @@ void PlanBuilder::collect_stream_items(std::span<const Part> parts, int32_t run)
       begin = block_end;
     }
   }
+  if (wide_parts_.empty()) return;
   for (const StreamItem& item : stream_items_)
     for (int32_t query = item.query_begin; query < item.query_end; ++query)
       query_state(query).stream_run = run;
 }
 
-void PlanBuilder::add_stream_item(int32_t query_begin, int32_t query_end, int32_t block_end,
-                                  const Part& part) {
-  stream_parts_.push_back(part);
-  const int32_t tiles = part.tile_end - part.tile_begin;
-  if (!stream_items_.empty()) {
-    StreamItem& above = stream_items_.back();
-    if (above.query_begin == query_begin && above.query_end == query_end) {
-      above.num_parts += 1;
-      above.tiles += tiles;
-      return;
+// Tiles [tile_begin, tile_end) of the item, for the stream with this stamp: on top of what the stream itself has
+// of these rows, else of what the run's earlier phases have, else (another stream is at that) from nothing.
+inline void PlanBuilder::place_stream_item(const StreamItem& stream_item, int32_t tile_begin,
+                                           int32_t tile_end, int32_t stamp, int32_t first_stamp,
+                                           int32_t run) {
+  const int32_t begin = stream_item.query_begin, end = stream_item.query_end;
+  const auto index = items_.size();
+  QueryState* const states = &query_state(begin);
+  // An item comes after those above it, so its stream has all of its queries or none.
+  int32_t slot = (begin - slot_base_query_) * group_size_;
+  bool resumes = states->held_stamp == stamp;
+  if (resumes) {
+    slot = states->held_slot;
+    for (int32_t i = 0; i < end - begin; ++i) states[i].last_item = index;
+  } else {
+    bool main_is_free = states->main_stamp < first_stamp;
+    for (int32_t i = 1; i < end - begin; ++i) main_is_free &= states[i].main_stamp < first_stamp;
+    if (main_is_free) {
+      resumes = states->emitted_run == run;
+    } else {
+      slot = next_extra_slot_;
+      next_extra_slot_ += (end - begin) * group_size_;
+    }
+    int32_t query_slot = slot;
+    for (int32_t i = 0; i < end - begin; ++i, query_slot += group_size_) {
+      QueryState& state = states[i];
+      state.last_item = index;
+      state.held_stamp = stamp;
+      state.held_slot = query_slot;
+      if (!resumes) add_entry(&state, run, query_slot);
+      if (!main_is_free) continue;
+      state.main_stamp = stamp;
+      state.emitted_run = run;
     }
   }
-  stream_items_.push_back({query_begin, query_end, stream_parts_.size() - 1, 1, tiles, block_end});
+  WorkItem& item = add_item(begin, end, slot, resumes);
+  if (stream_item.num_parts == 1) {
+    const Part& part = stream_parts_[stream_item.part_begin];
+    append_segments(elements_[part.element], part.tile_begin + tile_begin,
+                    part.tile_begin + tile_end, &item);
+    return;
+  }
+  int32_t first = 0;  // tile of the item at which the part in hand begins
+  for (uint32_t i = 0; i < stream_item.num_parts; ++i) {
+    const Part& part = stream_parts_[stream_item.part_begin + i];
+    const int32_t tiles = part.tile_end - part.tile_begin;
+    const int32_t from = std::max(tile_begin - first, 0), to = std::min(tile_end - first, tiles);
+    if (from < to)
+      append_segments(elements_[part.element], part.tile_begin + from, part.tile_begin + to, &item);
+    first += tiles;
+  }
 }
 
 void PlanBuilder::emit_streams(int32_t run) {
@@ -178,53 +232,6 @@ void PlanBuilder::emit_streams(int32_t run) {
       next_stream();
   }
   phases_.push_back(phase);
-}
-
-// Tiles [tile_begin, tile_end) of the item, for the stream with this stamp: on top of what the stream itself has
-// of these rows, else of what the run's earlier phases have, else (another stream is at that) from nothing.
-void PlanBuilder::place_stream_item(const StreamItem& stream_item, int32_t tile_begin,
-                                    int32_t tile_end, int32_t stamp, int32_t first_stamp,
-                                    int32_t run) {
-  const int32_t begin = stream_item.query_begin, end = stream_item.query_end;
-  QueryState* const states = &query_state(begin);
-  QueryState* const states_end = states + (end - begin);
-  // An item comes after those above it, so its stream has all of its queries or none.
-  int32_t slot = (begin - slot_base_query_) * group_size_;
-  bool resumes = states->held_stamp == stamp;
-  if (resumes) {
-    slot = states->held_slot;
-  } else {
-    bool main_is_free = true;
-    for (const QueryState* state = states; state != states_end; ++state)
-      main_is_free &= state->main_stamp < first_stamp;
-    if (main_is_free) {
-      resumes = states->emitted_run == run;
-    } else {
-      slot = next_extra_slot_;
-      next_extra_slot_ += (end - begin) * group_size_;
-    }
-    int32_t query_slot = slot;
-    for (QueryState* state = states; state != states_end; ++state, query_slot += group_size_) {
-      state->held_stamp = stamp;
-      state->held_slot = query_slot;
-      if (!resumes) add_entry(state, run, query_slot);
-      if (!main_is_free) continue;
-      state->main_stamp = stamp;
-      state->emitted_run = run;
-    }
-  }
-  const auto index = items_.size();
-  for (QueryState* state = states; state != states_end; ++state) state->last_item = index;
-  WorkItem& item = add_item(begin, end, slot, resumes);
-  int32_t first = 0;  // tile of the item at which the part in hand begins
-  for (uint32_t i = 0; i < stream_item.num_parts; ++i) {
-    const Part& part = stream_parts_[stream_item.part_begin + i];
-    const int32_t tiles = part.tile_end - part.tile_begin;
-    const int32_t from = std::max(tile_begin - first, 0), to = std::min(tile_end - first, tiles);
-    if (from < to)
-      append_segments(elements_[part.element], part.tile_begin + from, part.tile_begin + to, &item);
-    first += tiles;
-  }
 }
 
 }  // namespace capillary

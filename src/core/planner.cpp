@@ -30,9 +30,6 @@ constexpr double kTie = 0.02;
 // One tile in so many is what counts as less to read, or much less.
 constexpr int64_t kLess = 100;
 constexpr int64_t kMuchLess = 5;
-// Estimates of one grouping fall and then rise with the cluster size: this much above the least, the larger ones are
-// not looked at.
-constexpr double kPastBest = 1.1;
 // Steps that read for less than this may be fastest on few CTAs.
 constexpr double kSmallUs = 8;
 constexpr int64_t kMostJobsInARow = 8;
@@ -98,12 +95,11 @@ struct Planner::Impl {
 
   void search(const PrefixForest& forest);
   void search_sharing(const PrefixForest& forest, bool flat);
-  bool try_pieces(Mode mode, int32_t num_pieces, bool keep_trees);
+  bool try_groups(Mode mode, int32_t num_pieces, bool keep_trees);
   void collect_piece_counts();
   void note(const PlanCandidate& candidate);
   bool may_use(int index) const;
   bool is_tried(int index, int32_t num_pieces) const;
-  bool may_win(int32_t num_pieces) const;
   int32_t max_clusters(int index) const { return profile.max_clusters[static_cast<size_t>(index)]; }
   // An estimate that is not below it is not the best.
   double good_us() const { return fastest_us * (1 + kTie); }
@@ -172,15 +168,16 @@ void Planner::Impl::collect_piece_counts() {
   piece_counts.erase(std::unique(piece_counts.begin(), piece_counts.end()), piece_counts.end());
 }
 
-// The same choice can come with and without trees kept whole: the better of both counts.
+// The same choice can come with and without trees kept whole, one after the other: the better of both counts.
 void Planner::Impl::note(const PlanCandidate& candidate) {
-  for (PlanCandidate& seen : candidates) {
-    if (seen.mode != candidate.mode || seen.cluster_size != candidate.cluster_size ||
-        seen.num_pieces != candidate.num_pieces)
-      continue;
+  for (size_t i = candidates.size(); i-- > 0;) {
+    PlanCandidate& seen = candidates[i];
+    if (seen.mode != candidate.mode || seen.num_pieces != candidate.num_pieces) break;
+    if (seen.cluster_size != candidate.cluster_size) continue;
     seen.predicted_us = std::min(seen.predicted_us, candidate.predicted_us);
     return;
   }
+  candidates.push_back(candidate);
 }
 
 // Not jobs by the dozen in a row, nor, with much to read, a small share of the CTAs busy.
@@ -207,34 +204,20 @@ bool Planner::Impl::is_better(const Grouping::Estimate& estimate, int32_t cluste
   return estimate.us < best.predicted_us * margin && estimate.us < good_us();
 }
 
-// Whether the groups of the last cut can be the best on clusters of any size.
-bool Planner::Impl::may_win(int32_t num_pieces) const {
-  for (int index = 0; index < kNumClusterSizes; ++index)
-    if (is_tried(index, num_pieces) &&
-        grouping.lower_bound_us(1 << index, max_clusters(index)) < good_us())
-      return true;
-  return false;
-}
-
-bool Planner::Impl::try_pieces(Mode mode, int32_t num_pieces, bool keep_trees) {
-  const bool cuts_trees = grouping.cut(num_pieces, keep_trees);
-  if (!may_win(num_pieces)) return cuts_trees;
-  double smaller_us = kNeverUs;
+// Returns whether more pieces than these may do better. Where cuts go through trees that is no longer so once all
+// jobs together take too long, for more pieces read more; with trees kept whole, once a bound of any kind says no.
+bool Planner::Impl::try_groups(Mode mode, int32_t num_pieces, bool keep_trees) {
+  if (keep_trees) grouping.keep_trees();
+  bool more_may_win = false;
   for (int index = 0; index < kNumClusterSizes; ++index) {
     if (!is_tried(index, num_pieces)) continue;
     const int32_t cluster_size = 1 << index;
-    // Past stop_us it neither is the best nor are larger clusters looked at.
-    const double stop_us = std::max(good_us(), smaller_us * kPastBest);
-    const Grouping::Estimate estimate =
-        grouping.evaluate(cluster_size, max_clusters(index), good_us(), stop_us);
-    const bool past_best = estimate.us > stop_us;
-    smaller_us = std::min(smaller_us, estimate.us);
+    const double good = good_us();
+    const Grouping::Estimate estimate = grouping.evaluate(cluster_size, max_clusters(index), good);
+    more_may_win |= !(keep_trees ? estimate.by_bound : estimate.by_total);
     const PlanCandidate candidate{mode, cluster_size, num_pieces, estimate.us};
-    if (keep_trees)
-      note(candidate);
-    else
-      candidates.push_back(candidate);
-    if (past_best) break;
+    note(candidate);
+    if (estimate.us >= good) continue;
     const bool wins = is_better(estimate, cluster_size);
     fastest_us = std::min(fastest_us, estimate.us);
     if (!wins) continue;
@@ -243,7 +226,7 @@ bool Planner::Impl::try_pieces(Mode mode, int32_t num_pieces, bool keep_trees) {
     best_tile_times = estimate.tile_times;
     best_groups.assign(grouping.groups().begin(), grouping.groups().end());
   }
-  return cuts_trees;
+  return more_may_win;
 }
 
 void Planner::Impl::search_sharing(const PrefixForest& forest, bool flat) {
@@ -252,8 +235,14 @@ void Planner::Impl::search_sharing(const PrefixForest& forest, bool flat) {
                                                       : Mode::kAuto;
   grouping.set_forest(forest, flat);
   collect_piece_counts();
-  for (const int32_t num_pieces : piece_counts)
-    if (try_pieces(mode, num_pieces, false)) try_pieces(mode, num_pieces, true);
+  for (const int32_t num_pieces : piece_counts) {
+    const bool cuts_trees = grouping.cut(num_pieces);
+    bool more_may_win = try_groups(mode, num_pieces, false);
+    if (!cuts_trees) continue;
+    more_may_win |= try_groups(mode, num_pieces, true);
+    const bool fills_card = int64_t{num_pieces} * shape.num_kv_heads >= max_clusters(0);
+    if (fills_card && !more_may_win) break;
+  }
 }
 
 void Planner::Impl::search(const PrefixForest& forest) {

@@ -29,11 +29,14 @@ TEST(Grouping, NoEstimateIsBelowItsLowerBound) {
       grouping.set_forest(forest, flat);
       for (const int32_t pieces : {grouping.min_groups(), 7, 40, 200})
         for (const bool keep_trees : {false, true}) {
-          grouping.cut(pieces, keep_trees);
+          grouping.cut(pieces);
+          if (keep_trees) grouping.keep_trees();
           for (int index = 0; index < kNumClusterSizes; ++index) {
             const int32_t clusters = profile.max_clusters[static_cast<size_t>(index)];
+            const double reading = grouping.reading_bound_us(1 << index, clusters);
             const double bound = grouping.lower_bound_us(1 << index, clusters);
-            const double us = grouping.evaluate(1 << index, clusters, kNever, kNever).us;
+            const double us = grouping.evaluate(1 << index, clusters, kNever).us;
+            ASSERT_LE(reading, us * (1 + 1e-12)) << asked << ", round " << round;
             ASSERT_LE(bound, us * (1 + 1e-12)) << asked << ", round " << round << ", " << pieces
                                                << " pieces, clusters of " << (1 << index);
             ++compared;
