@@ -17,6 +17,7 @@ if torch:
     import batch as batches  # pylint: disable=wrong-import-position
     import flashinfer_arms  # pylint: disable=wrong-import-position
     import trees  # pylint: disable=wrong-import-position
+    torch.set_num_threads(1)  # small tensors
 
 
 class Prefill:
