@@ -18,4 +18,5 @@ class Step:
     worst_error: typing.Callable  # unfolded output -> largest relative error of a row
     flops: int = 0  # useful ones, where a rate is wanted
     plan: typing.Optional[typing.Callable] = None  # the host's part of a step, timed apart
-    capturable: typing.Optional["Step"] = None  # the same for CUDA graphs, where it needs another set-up
+    # run once for each set-up that a CUDA graph may hold, by what it was planned for; the fastest counts. None: run itself.
+    captures: typing.Dict[str, typing.Callable] = dataclasses.field(default_factory=dict)

@@ -1,17 +1,24 @@
 # SPDX-License-Identifier: MIT
 """FlashInfer: batch decode on tensor cores, every request alone; and cascade, one launch a level of the tree plus merges,
-with the backend that it picks and with fa2 forced. Paged caches, HND, the workload's page size."""
+with the backend that it picks and with fa2 forced. Paged caches, HND, the workload's page size.
+
+A wrapper made for CUDA graphs keeps its buffers and pads its grid, so that one graph may serve later steps; one that is not
+plans for this step alone, as ours does, and is captured as well as long as it is not planned again. Both are set up.
+"""
+import functools
+
 import torch
 
 from arm import Absent, Step
 
-WORKSPACE_BYTES = 512 << 20
+# A graph-mode plan reserves partials for the worst batch of so many rows: 0.6 GB for 1024 rows of 32 heads in 256 nodes.
+WORKSPACE_BYTES = 2 << 30
 
 
 def load():
     try:
         import flashinfer  # pylint: disable=import-outside-toplevel
-    except ImportError as error:
+    except (ImportError, OSError, RuntimeError) as error:
         raise Absent(f"flashinfer cannot be imported: {error}") from error
     return flashinfer
 
@@ -32,8 +39,10 @@ def buffers_like(arrays, device):
     return [torch.empty_like(array, device=device) for array in arrays]
 
 
-def workspace(batch):
-    return torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=batch.device)
+@functools.lru_cache(maxsize=None)
+def workspace(device):
+    """One for all wrappers: what it holds lives for a launch, and none run side by side."""
+    return torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
 
 
 def index_arrays(pages_of, last_len_of, device):
@@ -57,6 +66,20 @@ def model_args(tree):
 DTYPES = {"q_data_type": torch.bfloat16, "kv_data_type": torch.bfloat16}
 
 
+def step_of(form, batch, make):
+    """The step that make(graph) -> (wrapper, plan) sets up; eager and checked as planned for itself."""
+    wrapper, plan = make(False)
+    for_graphs, plan_for_graphs = make(True)
+    plan()
+    plan_for_graphs()
+
+    def runner(planned):
+        return lambda copy: planned.run(batch.q, batch.caches[copy])
+
+    return Step(form, runner(wrapper), lambda out: out, batch.copies, batch.bytes_of_one, batch.worst_error, plan=plan,
+                captures={"this step": runner(wrapper), "graphs": runner(for_graphs)})
+
+
 def decode_steps(batch):
     flashinfer, tree = load(), batch.tree
     indptr, indices, last = index_arrays(tree.rows(), [last_page_len(tree)] * tree.num_requests, batch.device)
@@ -66,18 +89,14 @@ def decode_steps(batch):
         if graph:
             names = ("paged_kv_indptr_buffer", "paged_kv_indices_buffer", "paged_kv_last_page_len_buffer")
             buffers = dict(zip(names, buffers_like((indptr, indices, last), batch.device)), use_cuda_graph=True)
-        wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace(batch), "HND", use_tensor_cores=True, **buffers)
+        wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace(batch.device), "HND", use_tensor_cores=True, **buffers)
 
         def plan():
             wrapper.plan(indptr, indices, last, *model_args(tree), **DTYPES)
 
-        plan()
-        return Step("decode", lambda copy: wrapper.run(batch.q, batch.caches[copy]), lambda out: out, batch.copies,
-                    batch.bytes_of_one, batch.worst_error, plan=plan)
+        return wrapper, plan
 
-    step = make(False)
-    step.capturable = make(True)
-    yield step
+    yield step_of("decode", batch, make)
 
 
 def cascade_levels(tree):
@@ -90,28 +109,30 @@ def cascade_levels(tree):
 
 
 class CascadeOfParts:
-    """The cascade put together from FlashInfer's public parts, with the backend of its prefill kernel named."""
+    """The cascade put together from FlashInfer's public parts, with the backend of its prefill kernel named. Outputs are
+    allocated once: a run without one fills it with zeros first."""
 
     def __init__(self, flashinfer, batch, qo, kv, backend, graph):
         self.flashinfer, self.qo, self.kv = flashinfer, qo, kv
         self.levels = []
-        shared = workspace(batch)  # the levels run one after the other
         names = ("qo_indptr_buf", "paged_kv_indptr_buf", "paged_kv_indices_buf", "paged_kv_last_page_len_buf")
         for qo_indptr, arrays in zip(qo, kv):
             buffers = {}
             if graph:
                 buffers = dict(zip(names, buffers_like((qo_indptr, *arrays), batch.device)), use_cuda_graph=True)
             self.levels.append(flashinfer.BatchPrefillWithPagedKVCacheWrapper(
-                shared, "HND", backend=backend, **buffers))
+                workspace(batch.device), "HND", backend=backend, **buffers))
+        self.partials = [{"out": torch.empty_like(batch.q), "return_lse": True,
+                          "lse": torch.empty(batch.q.shape[:2], dtype=torch.float32, device=batch.device)} for _ in qo]
 
     def plan(self, *model, **dtypes):
         for level, qo_indptr, kv in zip(self.levels, self.qo, self.kv):
             level.plan(qo_indptr, *kv, *model, causal=False, **dtypes)
 
     def run(self, q, cache):
-        out, lse = self.levels[-1].run(q, cache, return_lse=True)
-        for level in self.levels[:-1]:
-            self.flashinfer.merge_state_in_place(out, lse, *level.run(q, cache, return_lse=True))
+        out, lse = self.levels[-1].run(q, cache, **self.partials[-1])
+        for level, partial in zip(self.levels[:-1], self.partials):
+            self.flashinfer.merge_state_in_place(out, lse, *level.run(q, cache, **partial))
         return out
 
 
@@ -121,6 +142,8 @@ def cascade_steps(batch, backend):
     for requests, pages, last in cascade_levels(tree):
         qo.append(int32(requests, "cpu"))
         kv.append(index_arrays(pages, last, batch.device))
+    if len(qo) < 2:  # nothing is shared: decode is the same launch
+        return
 
     def make(graph):
         if backend == "auto":
@@ -131,7 +154,7 @@ def cascade_steps(batch, backend):
                 columns = (qo, *zip(*kv))
                 buffers = {name: buffers_like(column, batch.device) for name, column in zip(names, columns)}
                 buffers["use_cuda_graph"] = True
-            wrapper = flashinfer.MultiLevelCascadeAttentionWrapper(len(qo), workspace(batch), "HND", **buffers)
+            wrapper = flashinfer.MultiLevelCascadeAttentionWrapper(len(qo), workspace(batch.device), "HND", **buffers)
 
             def plan():
                 wrapper.plan(qo, *map(list, zip(*kv)), *model_args(tree), **DTYPES)
@@ -141,10 +164,6 @@ def cascade_steps(batch, backend):
             def plan():
                 wrapper.plan(*model_args(tree), **DTYPES)
 
-        plan()
-        return Step("cascade", lambda copy: wrapper.run(batch.q, batch.caches[copy]), lambda out: out, batch.copies,
-                    batch.bytes_of_one, batch.worst_error, plan=plan)
+        return wrapper, plan
 
-    step = make(False)
-    step.capturable = make(True)
-    yield step
+    yield step_of("cascade", batch, make)

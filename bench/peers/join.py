@@ -56,6 +56,8 @@ def read_peers(paths):
             if record.get("fasttree_wrong"):  # its results were not those of attention
                 record = {name: value for name, value in record.items() if not name.startswith("fasttree_")}
             row = rows.setdefault(key_of(record), {"absent": {}})
+            # A peer that is measured at last, or a row that is begun, is no longer absent.
+            row["absent"] = {arm: reason for arm, reason in row["absent"].items() if arm != "all" and f"{arm}_us" not in record}
             row["absent"].update(record.get("absent", {}))
             row.update({name: value for name, value in record.items() if name != "absent"})
     return rows, sources

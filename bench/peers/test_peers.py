@@ -6,6 +6,7 @@ import json
 import pathlib
 import sys
 import tempfile
+import types
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
@@ -83,6 +84,67 @@ class Options(unittest.TestCase):
         self.assertIn("'triton' is none of flashinfer_decode", message.getvalue())
 
 
+class Rows(unittest.TestCase):
+    def options(self, folder, *more):
+        path = pathlib.Path(folder) / "w.json"
+        names = ("flat", "tp8-small", "tree")
+        path.write_text(json.dumps({"workloads": [dict(workload([2], [16]), name=name, heads=["8/2", "2/2"]) for name in names]}))
+        return measure.parse(["--file", str(path), "--out", "o", *more])
+
+    def names(self, options):
+        return [(tree.name, tree.heads) for tree in measure.rows_to_measure(options)]
+
+    def test_those_of_a_record_alone_and_the_named_ones_first(self):
+        with tempfile.TemporaryDirectory() as folder:
+            record = pathlib.Path(folder) / "r.jsonl"
+            lines = [{"about": "x"}, {"workload": "tree", "heads": "2/2"}, {"workload": "tp8-small", "heads": "8/2", "head_dim": 128}]
+            record.write_text("".join(json.dumps(line) + "\n" for line in lines))
+            self.assertEqual(self.names(self.options(folder))[:2], [("tp8-small", "8/2"), ("tp8-small", "2/2")])
+            self.assertEqual(self.names(self.options(folder, "--rows", str(record))), [("tp8-small", "8/2"), ("tree", "2/2")])
+            with self.assertRaisesRegex(ValueError, "--rows .*none of its workloads x heads"):
+                self.names(self.options(folder, "--rows", str(record), "--head-dim", "64"))
+
+    def run_rows(self, measured, budget_s=0, lost=lambda: None):
+        """Runs rows a, b, c; measured(tree) -> record. Returns (records, lines of progress)."""
+        rows = [types.SimpleNamespace(name=name, heads="8/2", head_dim=128) for name in "abc"]
+        progress, written = io.StringIO(), []
+        with contextlib.redirect_stderr(progress):
+            records = measure.measure_rows(rows, types.SimpleNamespace(budget_s=budget_s), measured, lost, written.append)
+        self.assertEqual(records, written)
+        self.assertEqual([record["workload"] for record in records], ["a", "b", "c"])
+        return records, progress.getvalue()
+
+    def test_a_row_that_fails_ends_no_other(self):
+        def measured(tree):
+            if tree.name == "b":
+                raise KeyError("no such thing")
+            return measure.row_of(tree, absent={}, sdpa_cudnn_us=7.0, sdpa_cudnn_eager_us=9.0)
+
+        records, progress = self.run_rows(measured)
+        self.assertEqual(records[1]["absent"], {"all": "KeyError: 'no such thing'"})
+        self.assertEqual(records[2]["sdpa_cudnn_us"], 7.0)
+        self.assertIn("3/3 0 s c 8/2 head_dim 128: sdpa_cudnn 7.0\n", progress)
+        text = measure.summary(records, ("sdpa_cudnn",), 2, "FILE")
+        self.assertIn("2 of 3 rows in 2 s; FILE", text)
+        self.assertIn("sdpa_cudnn: 2 rows, 2 of them in a graph", text)
+        self.assertIn("absent: all: KeyError: 'no such thing' (1 row, first b 8/2)", text)
+
+    def test_nothing_is_begun_on_a_card_that_failed_or_past_the_budget(self):
+        begun = []
+
+        def measured(tree):
+            begun.append(tree.name)
+            return measure.row_of(tree, absent={})
+
+        records, _ = self.run_rows(measured, lost=lambda: "RuntimeError: illegal access" if begun == ["a", "b"] else None)
+        self.assertEqual(begun, ["a", "b"])
+        self.assertEqual(records[2]["absent"], {"all": "not begun: the card failed in b 8/2: RuntimeError: illegal access"})
+        begun.clear()
+        records, _ = self.run_rows(measured, budget_s=1e-9)
+        self.assertEqual(begun, [])
+        self.assertEqual(records[0]["absent"], {"all": "not begun within 1e-09 s"})
+
+
 def ours(name, us, heads="8/2", **more):
     return {"workload": name, "heads": heads, "head_dim": 128, "mode": "auto", "forced_cluster_size": 0,
             "time_us_graph_cold": us, "flat_bytes": 4e6, "unique_bytes": 1e6, "gpu": "card", "date": "d",
@@ -121,6 +183,14 @@ class Join(unittest.TestCase):
             self.assertIn("- flashinfer_cascade: not here (1 row: a 8/2)", text)
             # 4e6 flat bytes / 2 KV heads * 8 query heads FLOPs in 20 us: 0.8 TFLOP/s.
             self.assertIn("| a | 8/2 | 128 | 1 | 0.01 | 100 | - |", text)
+
+    def test_what_is_measured_at_last_is_not_absent(self):
+        with tempfile.TemporaryDirectory() as folder:
+            row = {"workload": "a", "heads": "8/2"}
+            files = self.files(folder, old=[dict(row, absent={"sdpa_flash": "no room", "sdpa_cudnn": "no room", "all": "late"})],
+                               new=[dict(row, absent={}, sdpa_flash_us=3)])
+            peers, _ = join.read_peers(files)
+            self.assertEqual(peers["a", "8/2", 128]["absent"], {"sdpa_cudnn": "no room"})
 
     def test_nothing_in_common(self):
         with self.assertRaisesRegex(SystemExit, "no row is in both"):
