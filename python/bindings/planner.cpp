@@ -135,7 +135,7 @@ void PyPlanner::plan_locked(const PrefixForest& forest, int64_t row_stride, void
 
 void PyPlanner::upload_locked(void* stream) {
 #if CAPILLARY_WITH_CUDA
-  const bool fixed = captured_ || max_requests_ > 0;
+  const bool captured = buffer_->captured(), fixed = captured || max_requests_ > 0;
   if (plan_->size_bytes() > capacity_) {
     if (fixed)
       fail("Planner", "plan", "has " + std::to_string(plan_->size_bytes()) + " bytes",
@@ -145,7 +145,7 @@ void PyPlanner::upload_locked(void* stream) {
     buffer_ = std::make_unique<cuda::PlanBuffer>(capacity_, device_index_);
   }
   const int64_t needed = plan_->workspace_bytes();
-  if (needed > workspace_.size_bytes() && !captured_)
+  if (needed > workspace_.size_bytes() && !captured)
     workspace_ = DeviceMemory(static_cast<size_t>(needed + needed / 2), device_index_);
   buffer_->upload(*plan_, stream);
 #else
@@ -160,12 +160,12 @@ void PyPlanner::check_table(const Plan& plan, const TensorView& table) const {
                           const char* remedy) {
     fail(function, "block_table", came, expected.c_str(), remedy);
   };
-  const std::string dimensions = "has " + std::to_string(table.ndim) + " dimensions";
+  const auto dimensions = [&] { return "has " + std::to_string(table.ndim) + " dimensions"; };
   if (owns_page_ids_ && table.ndim != 1)
-    refuse(dimensions, "be the planned forest's page_ids, one row",
+    refuse(dimensions(), "be the planned forest's page_ids, one row",
            "pass forest.page_ids on this device");
   if (!owns_page_ids_ && table.ndim != 2)
-    refuse(dimensions, "be [num_requests, max_pages]",
+    refuse(dimensions(), "be [num_requests, max_pages]",
            "pass the block table that was planned, on this device");
   const bool is_there = (table.device == DeviceType::kCuda) == on_cuda_ &&
                         (!on_cuda_ || table.device_index == device_index_);
@@ -227,14 +227,12 @@ void PyPlanner::run(const RunArguments& arguments) {
   const std::lock_guard lock(mutex_);
   const Plan& plan = current();
   check_table(plan, tensors.page_ids);
-  check_tensors(plan, tensors, on_cuda_ ? DeviceType::kCuda : DeviceType::kCpu);
   if (!on_cuda_) {
     decode_cpu(plan, tensors, options);
     ++num_runs_;
     return;
   }
 #if CAPILLARY_WITH_CUDA
-  if (!captured_) captured_ = is_capturing(address, device_index_);
   void* memory = workspace_.data();
   int64_t bytes = workspace_.size_bytes();
   if (workspace) {

@@ -76,7 +76,6 @@ class PyPlanner {
   int64_t num_runs_ = 0;  // since the last plan
   int64_t max_requests_;
   size_t capacity_;
-  bool captured_ = false;
   int process_;  // a CUDA planner does not survive a fork
   std::mutex mutex_;
 #if CAPILLARY_WITH_CUDA

@@ -266,19 +266,19 @@ void decode(PlanBuffer& plan, const DecodeTensors& tensors, void* workspace,
   auto cuda_stream = static_cast<cudaStream_t>(stream);
   // An empty batch: nothing to write, and a capture records no launch that later plans would have to fit.
   if (header.num_clusters == 0) return;
-  cudaStreamCaptureStatus capture{};
-  CAPILLARY_CUDA(cudaStreamIsCapturing(cuda_stream, &capture));
-  if (capture == cudaStreamCaptureStatusActive) {
-    const int64_t reach = page_id_reach(tensors.page_ids);
-    if (!self.captured) self.captured = CapturedLaunch{header, reach, workspace_bytes};
-    // Later plans have to fit all captured launches.
-    int32_t& most_queries = self.captured->header.num_queries;
-    most_queries = std::min(most_queries, header.num_queries);
-    self.captured->num_page_ids = std::min(self.captured->num_page_ids, reach);
-    self.captured->workspace_bytes = std::min(self.captured->workspace_bytes, workspace_bytes);
-  }
   KernelArgs args = make_args(header, self.g_plan, tensors, workspace, options);
   launch(instance, header, &args, options.dependent_launch, cuda_stream);
+  // Only now: a launch that failed is part of no graph, and nothing is held to it.
+  cudaStreamCaptureStatus capture{};
+  CAPILLARY_CUDA(cudaStreamIsCapturing(cuda_stream, &capture));
+  if (capture != cudaStreamCaptureStatusActive) return;
+  const int64_t reach = page_id_reach(tensors.page_ids);
+  if (!self.captured) self.captured = CapturedLaunch{header, reach, workspace_bytes};
+  // Later plans have to fit all captured launches.
+  int32_t& most_queries = self.captured->header.num_queries;
+  most_queries = std::min(most_queries, header.num_queries);
+  self.captured->num_page_ids = std::min(self.captured->num_page_ids, reach);
+  self.captured->workspace_bytes = std::min(self.captured->workspace_bytes, workspace_bytes);
 }
 
 }  // namespace cuda

@@ -83,5 +83,8 @@ const void* PlanBuffer::device_data() const {
 int PlanBuffer::device() const {
   return impl_->device;
 }
+bool PlanBuffer::captured() const {
+  return impl_->captured.has_value();
+}
 
 }  // namespace capillary::cuda

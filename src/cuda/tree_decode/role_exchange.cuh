@@ -31,6 +31,14 @@ struct RowPiece {
   }
 };
 
+template <class Tr>
+__device__ __forceinline__ void clear_piece(RowPiece<Tr>& piece) {
+#pragma unroll
+  for (int u = 0; u < RowPiece<Tr>::kCount; ++u)
+#pragma unroll
+    for (int c = 0; c < RowPiece<Tr>::kWidth; ++c) piece.value[u][c] = 0.0f;
+}
+
 struct RowState {
   float max = -INFINITY;
   float sum = 0.0f;
@@ -49,9 +57,10 @@ __device__ __forceinline__ void fold_partials(uint32_t count, const Load& load, 
     RowPiece<Tr> piece[kFoldPartials];
 #pragma unroll
     for (uint32_t i = 0; i < kFoldPartials; ++i) {
-      // Past the end: the last one again, with no weight.
-      load(min(first + i, count - 1), state[i], piece[i]);
-      if (first + i >= count) state[i] = {-INFINITY, 0.0f};
+      // Past the end: nothing, not another's values with weight 0, which make NaN of infinities.
+      state[i] = {-INFINITY, 0.0f};
+      clear_piece(piece[i]);
+      if (first + i < count) load(first + i, state[i], piece[i]);
     }
     float fresh = row.max;
 #pragma unroll
@@ -75,14 +84,6 @@ __device__ __forceinline__ void fold_partials(uint32_t count, const Load& load, 
           out.value[u][c] += piece[i].value[u][c] * weight;
     }
   }
-}
-
-template <class Tr>
-__device__ __forceinline__ void clear_piece(RowPiece<Tr>& piece) {
-#pragma unroll
-  for (int u = 0; u < RowPiece<Tr>::kCount; ++u)
-#pragma unroll
-    for (int c = 0; c < RowPiece<Tr>::kWidth; ++c) piece.value[u][c] = 0.0f;
 }
 
 template <class Tr>
@@ -198,6 +199,7 @@ __device__ void deliver_part(const KernelArgs& args, const PlanHeader& header, c
         part >= split.num_parts || ptx::ld_acquire_gpu(g_tags + place(part)) == kPartHere;
     all_here = all_here && __all_sync(0xffffffffu, here);
   }
+  __syncwarp();  // what a lane has acquired, all may read
   if (!all_here) return;
   RowState merged;
   RowPiece<Tr> out;

@@ -82,23 +82,29 @@ template <class Tr>
 __device__ __forceinline__ void wide_begin(const WorkItem& item, const JobRows& rows,
                                            const WideRows<Tr>& mine, Storage<Tr>& storage,
                                            WideState<Tr>& state) {
+  static_assert(Tr::kDim % 32 == 0);
   const uint32_t t = threadIdx.x & 3u;
+  // 16 bytes a lane, then handed round the quad: a fragment has two elements of each chunk of eight. All of them are
+  // asked for before the first is used.
+  uint4 chunks[2][Tr::kDim / 32];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const uint32_t row = mine.row(r);
+    const bool real = row < item.num_rows;
+    const auto* q = reinterpret_cast<const uint4*>(
+        rows.q<typename Tr::T>(rows.place(item.row_begin + (real ? row : 0))));
+#pragma unroll
+    for (int i = 0; i < Tr::kDim / 32; ++i) {
+      const uint32_t chunk = 4u * static_cast<uint32_t>(i) + t;
+      chunks[r][i] = real && chunk < Tr::kChunks ? ptx::ld_global_nc(q + chunk) : uint4{0, 0, 0, 0};
+    }
+  }
   // Of two warpgroups on the same rows only the first resumes the saved state.
   const bool resumes = item.init_slot != kNoSlot && !(mine.alternate && mine.warpgroup == 1);
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const uint32_t row = mine.row(r);
     const bool real = row < item.num_rows;
-    const typename Tr::T* q = rows.q<typename Tr::T>(rows.place(item.row_begin + (real ? row : 0)));
-#pragma unroll
-    for (int s = 0; s < Tr::kDim / 16; ++s)
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const uint32_t dim =
-            16u * static_cast<uint32_t>(s) + 8u * static_cast<uint32_t>(half) + 2 * t;
-        state.q[s][2 * half + r] =
-            real && dim < Tr::kHeadDim ? __ldg(reinterpret_cast<const uint32_t*>(q + dim)) : 0u;
-      }
     state.max[r] = -INFINITY;
     state.sum[r] = 0.0f;
     const bool resumed = resumes && real;
@@ -119,6 +125,16 @@ __device__ __forceinline__ void wide_begin(const WorkItem& item, const JobRows& 
         state.o[h][4 * j + 2 * r + 1] = value.y;
       }
   }
+#pragma unroll
+  for (int r = 0; r < 2; ++r)
+#pragma unroll
+    for (int i = 0; i < Tr::kDim / 32; ++i) {
+      const uint4 pairs = ptx::quad_transpose(chunks[r][i]);
+      state.q[2 * i][r] = pairs.x;
+      state.q[2 * i][2 + r] = pairs.y;
+      state.q[2 * i + 1][r] = pairs.z;
+      state.q[2 * i + 1][2 + r] = pairs.w;
+    }
 }
 
 // Valid tokens of a step's four tiles, 0 to 16 each; only 16 has that bit.
@@ -349,24 +365,29 @@ __device__ __forceinline__ void wide_end(const WorkItem& item, const JobRows& ro
     wide_store_slots(item.dest_slot, item, mine, storage, state, sum);
     return;
   }
-  const int t = static_cast<int>(threadIdx.x & 3u);
+  const uint32_t t = threadIdx.x & 3u;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const uint32_t row = mine.row(r);
-    if (row >= item.num_rows) continue;
+    const bool real = row < item.num_rows;
     const float inverse = normaliser(sum[r]);
-    const JobRows::Place place = rows.place(item.row_begin + row);
+    const JobRows::Place place = rows.place(item.row_begin + (real ? row : 0));
     typename Tr::T* out = rows.out<typename Tr::T>(place);
 #pragma unroll
     for (int h = 0; h < Tr::kWideHalves; ++h)
 #pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const int dim = mine.column(h, j);
+      for (int i = 0; i < 2; ++i) {
+        const auto pack = [&](int j) {
+          const float* pair = state.o[h] + 4 * (4 * i + j) + 2 * r;
+          return pack2<typename Tr::T>(pair[0] * inverse, pair[1] * inverse);
+        };
+        // Handed round the quad, so that a lane has eight dims side by side.
+        const uint4 chunk = ptx::quad_transpose({pack(0), pack(1), pack(2), pack(3)});
+        const uint32_t dim = 64 * mine.half(h) + 8 * (4u * static_cast<uint32_t>(i) + t);
         if (!mine.owns(h) || (Tr::kHeadDim % 64 != 0 && dim >= Tr::kHeadDim)) continue;
-        *reinterpret_cast<uint32_t*>(out + dim) = pack2<typename Tr::T>(
-            state.o[h][4 * j + 2 * r] * inverse, state.o[h][4 * j + 2 * r + 1] * inverse);
+        if (real) *reinterpret_cast<uint4*>(out + dim) = chunk;
       }
-    if (t == 0 && mine.owns_state()) rows.write_lse(place, state.max[r], sum[r]);
+    if (real && t == 0 && mine.owns_state()) rows.write_lse(place, state.max[r], sum[r]);
   }
 }
 
