@@ -116,7 +116,8 @@ MapShape rows_map(const TensorView& cache, uint32_t box_dims, uint32_t box_token
 // Heads' rows from one page to the next, if a page and a head make one axis and tiles are whole boxes; else 0.
 uint32_t page_rows(const TensorView& cache, uint32_t page_size) {
   if (page_size % kTileTokens != 0 || cache.shape[3] % 64 != 0) return 0;
-  const int64_t head = cache.shape[2] == 1 ? 8 : cache.strides[2];
+  if (cache.shape[2] == 1) return cache.shape[0] <= INT32_MAX ? 1 : 0;
+  const int64_t head = cache.strides[2];
   const int64_t page = cache.shape[0] == 1 ? head : cache.strides[0];
   if (head <= 0 || page % head != 0) return 0;
   const int64_t rows = page / head;
@@ -131,8 +132,7 @@ MapShape tiles_map(const TensorView& cache, uint32_t page_rows) {
   return {.rank = 5,
           .extents = {64, 8, halves, static_cast<cuuint64_t>(cache.shape[1] / 8),
                       static_cast<cuuint64_t>((cache.shape[0] - 1) * page_rows + cache.shape[2])},
-          .strides = {token, 128, 8 * token,
-                      cache.shape[2] == 1 ? cuuint64_t{16} : stride_bytes(cache, 2)},
+          .strides = {token, 128, 8 * token, stride_bytes(cache, cache.shape[2] == 1 ? 0 : 2)},
           .box = {64, 8, halves, 2, 1},
           .swizzled = true};
 }

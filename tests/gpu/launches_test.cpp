@@ -380,5 +380,26 @@ TEST_F(Launches, DependentLaunches) {
   EXPECT_EQ(output(lane, stream.handle), want);
 }
 
+// Rows with fewer partials than are folded together: what is not there must not be another's values with weight 0,
+// which make NaN of infinities.
+TEST_F(Launches, InfiniteValuesStayInfinite) {
+  constexpr uint16_t kInfinity = 0x7F80;
+  v_ = upload(std::vector<uint16_t>(kCacheElems, kInfinity));
+  for (const size_t tree : {size_t{0}, size_t{1}, size_t{2}})
+    for (const int32_t cluster_size : {1, 2, 8}) {
+      const Table table = make_table(trees()[tree]);
+      const Plan plan = make_plan(table, cluster_size, false);
+      Stream stream;
+      Lane lane;
+      set_table(lane, table, stream.handle);
+      cuda::PlanBuffer buffer(plan.size_bytes());
+      buffer.upload(plan, stream.handle);
+      cuda::decode(buffer, tensors(lane), lane.workspace.get(), plan.workspace_bytes(), {},
+                   stream.handle);
+      EXPECT_EQ(output(lane, stream.handle), std::vector<uint16_t>(kQElems, kInfinity))
+          << "tree " << tree << ", cluster size " << cluster_size;
+    }
+}
+
 }  // namespace
 }  // namespace capillary
