@@ -14,8 +14,17 @@
 namespace capillary::python {
 namespace {
 
+// What str() gives. (nb::str of an attribute would want that to be a str already.)
+std::string text_of(const nb::object& object) {
+  return nb::cast<std::string>(nb::str(nb::handle(object)));
+}
+
 std::string python_type(nb::handle object) {
-  return nb::cast<std::string>(nb::str(object.type().attr("__name__")));
+  return text_of(object.type().attr("__name__"));
+}
+
+bool is_cuda(int device_type) {
+  return device_type == dlpack::kCuda || device_type == dlpack::kCudaManaged;
 }
 
 [[noreturn]] void fail(const char* function, const char* name, const std::string& came,
@@ -101,7 +110,7 @@ ArrayArgument::ArrayArgument(const char* function, const char* name, nb::handle 
   if (api != nullptr && api->view_of_object != nullptr) {
     from_exchange(*api, object, access);
   } else if (PyObject_CheckBuffer(object.ptr())) {
-    from_buffer(object, access);
+    from_buffer(object, access, stream);
   } else if (nb::hasattr(object, "__dlpack__")) {
     from_capsule(object, access, stream);
   } else {
@@ -122,7 +131,7 @@ void ArrayArgument::set(const dlpack::Tensor& tensor) {
     fail(function_, name_, "has " + std::to_string(tensor.ndim) + " dimensions",
          "have at most " + std::to_string(view_.shape.size()), "reshape it");
   const int32_t device = tensor.device.type;
-  if (device == dlpack::kCuda || device == dlpack::kCudaManaged) {
+  if (is_cuda(device)) {
     view_.device = DeviceType::kCuda;
     view_.device_index = tensor.device.index;
   } else if (device != dlpack::kCpu && device != dlpack::kCudaHost) {
@@ -161,18 +170,22 @@ void ArrayArgument::from_exchange(const dlpack::ExchangeApi& api, nb::handle obj
   set(borrowed_.versioned->tensor);
 }
 
-void ArrayArgument::from_buffer(nb::handle object, Access access) {
+void ArrayArgument::from_buffer(nb::handle object, Access access, nb::handle stream) {
   Py_buffer& buffer = borrowed_.buffer;
   if (PyObject_GetBuffer(object.ptr(), &buffer, PyBUF_FULL_RO) != 0) {
     PyErr_Clear();
     buffer.obj = nullptr;
+    // CuPy's and JAX's types offer buffers, their arrays on a device do not.
+    if (nb::hasattr(object, "__dlpack__") && is_cuda(dlpack_device(object).first)) {
+      from_capsule(object, access, stream);
+      return;
+    }
     // NumPy has no bfloat16 of its own; ml_dtypes' cannot be exported, its bits can.
-    if (!nb::hasattr(object, "dtype") ||
-        nb::cast<std::string>(nb::str(object.attr("dtype"))) != "bfloat16")
+    if (!nb::hasattr(object, "dtype") || text_of(object.attr("dtype")) != "bfloat16")
       fail(function_, name_, "is a " + python_type(object) + " whose memory cannot be looked at",
            "offer the buffer protocol with numbers", "convert it to a NumPy array");
     borrowed_.bits = object.attr("view")("uint16");
-    from_buffer(borrowed_.bits, access);
+    from_buffer(borrowed_.bits, access, stream);
     return;
   }
   if (access == Access::kWrite && buffer.readonly)
@@ -215,7 +228,7 @@ std::pair<int, int> ArrayArgument::dlpack_device(nb::handle object) const {
 void ArrayArgument::from_capsule(nb::handle object, Access access, nb::handle stream) {
   nb::dict options;
   const std::pair<int, int> device = dlpack_device(object);
-  if (device.first == dlpack::kCuda || device.first == dlpack::kCudaManaged) {
+  if (is_cuda(device.first)) {
     // In DLPack 0 is ambiguous and 1 is the legacy default stream.
     const auto address =
         reinterpret_cast<uintptr_t>(resolve_stream(function_, stream, object, device.second));

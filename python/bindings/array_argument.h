@@ -44,7 +44,7 @@ class ArrayArgument {
   std::span<const int32_t> int32s() const;
 
  private:
-  void from_buffer(nb::handle object, Access access);
+  void from_buffer(nb::handle object, Access access, nb::handle stream);
   void from_exchange(const dlpack::ExchangeApi& api, nb::handle object, Access access);
   void check_writable(uint64_t flags, nb::handle object, Access access) const;
   std::pair<int, int> dlpack_device(nb::handle object) const;

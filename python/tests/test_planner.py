@@ -2,6 +2,7 @@
 """Planner and decode() on NumPy arrays: results, messages, lifetimes, threads, forks."""
 
 import gc
+import mmap
 import multiprocessing
 import threading
 import weakref
@@ -150,6 +151,34 @@ def test_decode_refuses_arrays_of_mixed_devices(batch, name):
     arguments[name] = OnCuda(arguments[name])
     with pytest.raises((ValueError, NotImplementedError), match="cuda:0|CUDA"):
         capillary.decode(*arguments.values(), stream=1)
+
+
+class Unreadable(mmap.mmap):
+    """As arrays of CuPy and JAX on a device: the type offers buffers, the array does not, but DLPack does."""
+
+    @classmethod
+    def of(cls, array):
+        self = cls(-1, 16)
+        self.close()
+        self.array, self.shape, self.dtype = array, array.shape, array.dtype
+        return self
+
+    def __len__(self):
+        return len(self.array)
+
+    def __dlpack_device__(self):
+        return 2, 0
+
+    def __dlpack__(self, *, stream=None, max_version=None):
+        assert stream == 4096
+        return self.array.__dlpack__()
+
+
+def test_arrays_on_a_device_are_taken_by_dlpack_whatever_their_type_offers(batch):
+    planner = planned(batch)
+    out = np.empty_like(batch.q)
+    planner.run(*(Unreadable.of(array) for array in (batch.q, batch.k, batch.v, batch.table)), out=out, stream=4096)
+    np.testing.assert_array_equal(out, planner.run(batch.q, batch.k, batch.v, batch.table))
 
 
 def test_read_only_arrays_are_read_and_not_written(batch):
