@@ -151,9 +151,12 @@ void PlanBuilder::place_job_merges(int32_t job, std::span<const PlacedMerge> mer
       cost.partial_rows += static_cast<int64_t>(merge.num_rows) * merge.num_partials;
       continue;
     }
-    int64_t num_ranks = 0;
-    for (uint32_t i = 0; i < merge.num_partials; i = rank_end(merge, i)) ++num_ranks;
-    many_partials |= merge.num_partials >= kManyPartials;
+    int64_t num_ranks = merge.num_partials;
+    if (merge.num_partials >= kManyPartials) {
+      many_partials = true;
+      num_ranks = 0;
+      for (uint32_t i = 0; i < merge.num_partials; i = rank_end(merge, i)) ++num_ranks;
+    }
     cost.partial_rows += merge.num_rows * num_ranks;
     shared_rows += merge.num_rows;
     exchange_rows_ += merge.num_rows * (num_ranks - 1);
@@ -200,10 +203,10 @@ void PlanBuilder::place_job_merges(int32_t job, std::span<const PlacedMerge> mer
       if (merge.destination == Destination::kWorkspace)
         placed.split_row = static_cast<uint16_t>(begin);
       placed.partial_begin = partials_.size();
-      for (uint32_t i = 0; i < merge.num_partials; i = owner < 0 ? rank_end(merge, i) : i + 1) {
-        const Partial& partial = partials_scratch_[merge.partial_begin + i];
-        partials_.push_back({partial.rank, static_cast<uint16_t>(partial.slot + begin)});
-      }
+      const bool met_before = owner < 0 && merge.num_partials >= kManyPartials;
+      const Partial* const partials = partials_scratch_.data() + merge.partial_begin;
+      for (uint32_t i = 0; i < merge.num_partials; i = met_before ? rank_end(merge, i) : i + 1)
+        partials_.push_back({partials[i].rank, static_cast<uint16_t>(partials[i].slot + begin)});
       placed.num_partials = static_cast<uint16_t>(partials_.size() - placed.partial_begin);
       merges_.push_back(placed);
     }
