@@ -155,7 +155,7 @@ bool Grouping::cut(int32_t num_pieces) {
   int32_t begin = 0, middle = 0;
   for (int32_t piece = 1; piece < num_pieces_ && share > 0; ++piece) {
     const double ideal = share * piece;
-    while (middle < num_queries_ && places[middle].weight < ideal) ++middle;
+    while (places[middle].weight < ideal) ++middle;  // at the end it is not
     if (middle >= num_queries_) break;
     const Cut cut = best_cut(ideal, middle, begin + 1, num_queries_ - 1, kCutReach * share);
     cuts_.push_back(cut);
@@ -209,7 +209,8 @@ void Grouping::cut_by_rows(int32_t begin, int32_t end) {
 
 inline void Grouping::sum_group(int32_t begin, int32_t end, GroupWork* work) {
   const SharedNode* const shared = shared_.data();
-  TileCounts tiles{};
+  TileCounts& tiles =
+      work->tiles;  // still zero; copied from the stack, they would have to wait for it
   int32_t shared_tiles = 0, num_items = 0, num_starts = 0;
   // Returns whether the element is wide.
   const auto add = [&](int32_t queries, int32_t element_tiles) {
@@ -259,7 +260,6 @@ inline void Grouping::sum_group(int32_t begin, int32_t end, GroupWork* work) {
       num_items += end - begin;
   }
   const bool any_streams = num_items > 0;
-  work->tiles = tiles;
   work->num_queries = end - begin;
   work->shared_tiles = shared_tiles;
   work->num_items = num_items;

@@ -69,6 +69,8 @@ void PlanBuilder::emit_merges(const QueryGroup& group) {
   if (num_group_jobs_ == 1 && cluster_size_ == 1) return emit_own_merges(group);
   placed_merges_.clear();
   partials_scratch_.clear();
+  // shared-l2 is what exchange through DSM is compared with: there every rank is a part of its own.
+  const int32_t part_shift = mode_ == Mode::kSharedL2 ? 0 : cluster_shift_;
   for (int32_t query = group.query_begin; query < group.query_end;) {
     if (query_state(query).finished) {
       ++query;
@@ -82,26 +84,25 @@ void PlanBuilder::emit_merges(const QueryGroup& group) {
     merge.num_rows = static_cast<uint16_t>((query_end - query) * group_size_);
     merge.destination = Destination::kOutput;
     const size_t first = placed_merges_.size();
-    int32_t job = -1, part_key = -1;
-    for (int32_t entry = query_state(query).entry_head; entry >= 0;
-         entry = entries_[static_cast<size_t>(entry)].next) {
-      const Entry& e = entries_[static_cast<size_t>(entry)];
-      // shared-l2 is what exchange through DSM is compared with: there every rank is a part of its own.
-      const int32_t key = mode_ == Mode::kSharedL2 ? e.run : job_of(e.run);
-      if (part_key != key) {
-        part_key = key;
-        job = job_of(e.run);
-        merge.partial_begin = partials_scratch_.size();
-        placed_merges_.push_back({job, e.run - job * cluster_size_, merge});
-      }
+    for (int32_t entry = query_state(query).entry_head; entry >= 0;) {
+      const int32_t run = entries_[static_cast<size_t>(entry)].run;
+      const int32_t job = job_of(run), part = run >> part_shift;
+      const int32_t home = run - (job << cluster_shift_);
+      bool is_home = true;
+      merge.partial_begin = partials_scratch_.size();
       // In run order, so that partials of a merge lie rank by rank.
-      const int32_t rank = e.run - job * cluster_size_;
-      partials_scratch_.push_back({static_cast<uint16_t>(rank), static_cast<uint16_t>(e.slot)});
-      PlacedMerge& placed = placed_merges_.back();
-      placed.merge.num_partials += 1;
-      if (placed.home != rank) placed.home = -1;
+      do {
+        const Entry& e = entries_[static_cast<size_t>(entry)];
+        if (e.run >> part_shift != part) break;
+        is_home &= e.run == run;
+        partials_scratch_.push_back({static_cast<uint16_t>(e.run - (job << cluster_shift_)),
+                                     static_cast<uint16_t>(e.slot)});
+        entry = e.next;
+      } while (entry >= 0);
+      merge.num_partials = static_cast<uint16_t>(partials_scratch_.size() - merge.partial_begin);
+      placed_merges_.push_back({job, is_home ? home : -1, merge});
     }
-    if (job < 0) placed_merges_.push_back({0, 0, merge});  // no key anywhere
+    if (placed_merges_.size() == first) placed_merges_.push_back({0, 0, merge});  // no key anywhere
     const size_t num_parts = placed_merges_.size() - first;
     if (num_parts > 1) {
       for (size_t part = 0; part < num_parts; ++part) {
@@ -151,9 +152,12 @@ void PlanBuilder::place_job_merges(int32_t job, std::span<const PlacedMerge> mer
       cost.partial_rows += static_cast<int64_t>(merge.num_rows) * merge.num_partials;
       continue;
     }
-    int64_t num_ranks = 0;
-    for (uint32_t i = 0; i < merge.num_partials; i = rank_end(merge, i)) ++num_ranks;
-    many_partials |= merge.num_partials >= kManyPartials;
+    int64_t num_ranks = merge.num_partials;
+    if (merge.num_partials >= kManyPartials) {
+      many_partials = true;
+      num_ranks = 0;
+      for (uint32_t i = 0; i < merge.num_partials; i = rank_end(merge, i)) ++num_ranks;
+    }
     cost.partial_rows += merge.num_rows * num_ranks;
     shared_rows += merge.num_rows;
     exchange_rows_ += merge.num_rows * (num_ranks - 1);
@@ -200,11 +204,19 @@ void PlanBuilder::place_job_merges(int32_t job, std::span<const PlacedMerge> mer
       if (merge.destination == Destination::kWorkspace)
         placed.split_row = static_cast<uint16_t>(begin);
       placed.partial_begin = partials_.size();
-      for (uint32_t i = 0; i < merge.num_partials; i = owner < 0 ? rank_end(merge, i) : i + 1) {
-        const Partial& partial = partials_scratch_[merge.partial_begin + i];
-        partials_.push_back({partial.rank, static_cast<uint16_t>(partial.slot + begin)});
+      const Partial* const partials = partials_scratch_.data() + merge.partial_begin;
+      const auto slot_shift = static_cast<uint16_t>(begin);
+      const auto moved = [&](uint32_t i) {
+        return Partial{partials[i].rank, static_cast<uint16_t>(partials[i].slot + slot_shift)};
+      };
+      if (owner >= 0 || merge.num_partials < kManyPartials) {
+        Partial* const all = partials_.append(merge.num_partials);
+        for (uint32_t i = 0; i < merge.num_partials; ++i) all[i] = moved(i);
+      } else {
+        for (uint32_t i = 0; i < merge.num_partials; i = rank_end(merge, i))
+          partials_.push_back(moved(i));
+        placed.num_partials = static_cast<uint16_t>(partials_.size() - placed.partial_begin);
       }
-      placed.num_partials = static_cast<uint16_t>(partials_.size() - placed.partial_begin);
       merges_.push_back(placed);
     }
     work.num_merges = merges_.size() - work.merge_begin;

@@ -128,8 +128,8 @@ class PlanBuilder {
   void finish_elements(const QueryGroup& group);
   void cut_into_runs(const QueryGroup& group);
   double run_limit(int32_t num_runs);
-  template <class OnPart, class OnClose>
-  int32_t fill_runs(double limit_us, int32_t num_runs, bool counts, const OnPart& on_part,
+  template <bool counts, class OnPart, class OnClose>
+  int32_t fill_runs(double limit_us, int32_t num_runs, const OnPart& on_part,
                     const OnClose& on_close);
   void emit_run(int32_t run);
   void emit_wide_phase(std::span<const Part> parts, int32_t run);

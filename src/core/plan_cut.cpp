@@ -11,23 +11,24 @@ namespace capillary {
 namespace {
 // A run may be this much too long if that saves cutting an element.
 constexpr double kSnap = 0.04;
-// Halvings of the interval that the limit lies in.
-constexpr int kSearchSteps = 6;
+// The limit is found to one of so many steps of the interval that it lies in.
+constexpr int kLimitSteps = 64;
 constexpr uint32_t kNoPhase = UINT32_MAX;
 }  // namespace
 
-// Calls on_part(element, tile_begin, tile_end) and on_close(us) in order; returns how many runs there are. The
-// last of num_runs takes whatever is left unless `counts`: then it stops as soon as they do not suffice.
-template <class OnPart, class OnClose>
-int32_t PlanBuilder::fill_runs(double limit_us, int32_t num_runs, bool counts,
-                               const OnPart& on_part, const OnClose& on_close) {
+// Calls on_part(element, tile_begin, tile_end) and on_close(tiles_us, busy_us) in order; returns how many runs
+// there are. The last of num_runs takes whatever is left unless it `counts`: then it stops as soon as they do
+// not suffice.
+template <bool counts, class OnPart, class OnClose>
+int32_t PlanBuilder::fill_runs(double limit_us, int32_t num_runs, const OnPart& on_part,
+                               const OnClose& on_close) {
   double tiles_us = 0, busy_us = 0;
   bool has_work = false;
   int32_t run = 0;
   int64_t stamp = ++phase_stamp_;
   uint32_t phase = kNoPhase;  // the last that the run went on to
   const auto close_run = [&] {
-    on_close(std::max(tiles_us, busy_us));
+    on_close(tiles_us, busy_us);
     tiles_us = busy_us = 0;
     has_work = false;
     phase = kNoPhase;
@@ -93,6 +94,8 @@ int32_t PlanBuilder::fill_runs(double limit_us, int32_t num_runs, bool counts,
   return run;
 }
 
+// What a limit that is too low leaves over says how much is missing, less what runs take beyond the limit: that
+// is where the search begins.
 double PlanBuilder::run_limit(int32_t num_runs) {
   double tiles_us = 0, busy_us = 0;
   for (const ElementTimes& all : element_times_) {
@@ -103,24 +106,50 @@ double PlanBuilder::run_limit(int32_t num_runs) {
       std::min(model_.profile().item_start_us, model_.profile().stream_start_us);
   double low =
       std::max(tiles_us / num_runs, busy_us / num_runs + (elements_.empty() ? 0 : phase_us));
+  double left_us = 0;
   const auto suffices = [&](double limit_us) {
-    return fill_runs(
-               limit_us, num_runs, true, [](uint32_t, int32_t, int32_t) {}, [](double) {}) <=
-           num_runs;
+    double tiles_left_us = tiles_us, busy_left_us = busy_us;
+    const int32_t runs = fill_runs<true>(
+        limit_us, num_runs, [](uint32_t, int32_t, int32_t) {},
+        [&](double run_tiles_us, double run_busy_us) {
+          tiles_left_us -= run_tiles_us, busy_left_us -= run_busy_us;
+        });
+    left_us = std::max(tiles_left_us, busy_left_us);
+    return runs <= num_runs;
   };
   if (suffices(low)) return low;
   double step = std::max(phase_us, 0.1 * low);
-  double high = low + step;
-  while (!suffices(high)) {
-    low = high;
-    step *= 2;
-    high += step;
+  const double missing_us = std::max(left_us / num_runs - kSnap / 2 * low, 0.0);
+  int guess = static_cast<int>(std::min(missing_us / step, 1.0) * kLimitSteps);
+  for (;; low += step, step *= 2) {
+    const double high = low + step;
+    // As halving the interval comes by it.
+    const auto limit_at = [&](int index) {
+      double from = low, to = high;
+      for (int half = kLimitSteps / 2; half > 0; half /= 2) {
+        const double middle = (from + to) / 2;
+        if (index > half)
+          from = middle, index -= half;
+        else
+          to = middle;
+      }
+      return to;
+    };
+    // The last that is known to fail, the first that suffices; away from the guess in doubling steps until
+    // there are both, then by halves.
+    int fails = 0, fits = kLimitSteps + 1;
+    int index = std::max(guess, 1);
+    for (int away = 2; fits - fails > 1; away *= 2) {
+      const bool is_enough = suffices(limit_at(index));
+      (is_enough ? fits : fails) = index;
+      if (fails > 0 && fits <= kLimitSteps)
+        index = (fails + fits) / 2;
+      else
+        index = is_enough ? std::max(index - away, 1) : std::min(index + away, kLimitSteps);
+    }
+    if (fits <= kLimitSteps) return limit_at(fits);
+    guess = 1;
   }
-  for (int i = 0; i < kSearchSteps; ++i) {
-    const double middle = (low + high) / 2;
-    (suffices(middle) ? high : low) = middle;
-  }
-  return high;
 }
 
 void PlanBuilder::cut_into_runs(const QueryGroup& group) {
@@ -156,12 +185,12 @@ void PlanBuilder::cut_into_runs(const QueryGroup& group) {
       state.num_runs += 1;
     }
   };
-  const auto close_run = [&](double us) {
+  const auto close_run = [&](double tiles_us, double busy_us) {
     run_begin_.push_back(parts_.size());
-    run_us_.push_back(us);
+    run_us_.push_back(std::max(tiles_us, busy_us));
   };
-  fill_runs(limit_us, num_runs, false, add_part, close_run);
-  while (run_us_.size() < static_cast<size_t>(num_runs)) close_run(0);
+  fill_runs<false>(limit_us, num_runs, add_part, close_run);
+  while (run_us_.size() < static_cast<size_t>(num_runs)) close_run(0, 0);
 }
 
 }  // namespace capillary

@@ -121,17 +121,18 @@ inline void PlanBuilder::place_stream_item(const StreamItem& stream_item, int32_
       slot = next_extra_slot_;
       next_extra_slot_ += (end - begin) * group_size_;
     }
-    int32_t query_slot = slot;
-    for (int32_t i = 0; i < end - begin; ++i, query_slot += group_size_) {
+    int32_t query_slot = slot, i = 0;
+    do {
       QueryState& state = states[i];
       state.last_item = index;
       state.held_stamp = stamp;
       state.held_slot = query_slot;
       if (!resumes) add_entry(&state, run, query_slot);
+      query_slot += group_size_;
       if (!main_is_free) continue;
       state.main_stamp = stamp;
       state.emitted_run = run;
-    }
+    } while (++i < end - begin);
   }
   WorkItem& item = add_item(begin, end, slot, resumes);
   if (stream_item.num_parts == 1) {
@@ -173,6 +174,10 @@ void PlanBuilder::emit_streams(int32_t run) {
   // stream's piece may need some too), and for the rows of its block that a stream of this phase has in their
   // main slots.
   const auto fits_in_slots = [&](const StreamItem& item, bool cuts_item) {
+    // Mostly there are enough for all of that twice over.
+    if (next_extra_slot_ + 2 * (item.block_end - item.query_begin) * group_size_ <=
+        table_.num_slots)
+      return true;
     int32_t queries = 0;
     for (int32_t query = item.query_begin; query < item.block_end; ++query) {
       const QueryState& state = query_state(query);

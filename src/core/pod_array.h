@@ -31,6 +31,11 @@ class PodArray {
     if (size_ == capacity_) grow();
     data_[size_++] = value;
   }
+  T* append(uint32_t count) {  // whatever is there, to be written
+    while (capacity_ - size_ < count) grow();
+    size_ += count;
+    return data_.get() + (size_ - count);
+  }
   T& emplace_back() {  // all zero
     if (size_ == capacity_) grow();
     return data_[size_++] = T{};
