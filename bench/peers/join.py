@@ -57,7 +57,8 @@ def read_peers(paths):
                 record = {name: value for name, value in record.items() if not name.startswith("fasttree_")}
             row = rows.setdefault(key_of(record), {"absent": {}})
             # A peer that is measured at last, or a row that is begun, is no longer absent.
-            row["absent"] = {arm: reason for arm, reason in row["absent"].items() if arm != "all" and f"{arm}_us" not in record}
+            row["absent"] = {arm: reason for arm, reason in row["absent"].items()
+                             if arm != "all" and not {f"{arm}_us", f"{arm}_eager_us"} & record.keys()}
             row["absent"].update(record.get("absent", {}))
             row.update({name: value for name, value in record.items() if name != "absent"})
     return rows, sources

@@ -522,7 +522,9 @@ Grouping::Estimate Grouping::evaluate(int32_t cluster_size, int32_t max_clusters
     job_times_.push_back({us, num_jobs});
   }
   const double fixed_us = launch_us + last;
-  estimate.us = fixed_us + makespan(max_clusters, rates.hbm_us, good_us - fixed_us);
+  // What is not finished because it is not good must not come out good by a rounding.
+  const double enough_us = good_us - fixed_us + 1e-9 * good_us;
+  estimate.us = fixed_us + makespan(max_clusters, rates.hbm_us, enough_us);
   return estimate;
 }
 

@@ -204,13 +204,15 @@ bool Planner::Impl::is_better(const Grouping::Estimate& estimate, int32_t cluste
   return estimate.us < best.predicted_us * margin && estimate.us < good_us();
 }
 
-// Returns whether more pieces than these may do better. Where cuts go through trees that is no longer so once all
-// jobs together take too long, for more pieces read more; with trees kept whole, once a bound of any kind says no.
+// Returns whether more pieces than these may do better: always where no cluster size was tried. Where cuts go through
+// trees that is no longer so once all jobs together take too long, for more pieces read more; with trees kept whole,
+// once a bound of any kind says no.
 bool Planner::Impl::try_groups(Mode mode, int32_t num_pieces, bool keep_trees) {
   if (keep_trees) grouping.keep_trees();
-  bool more_may_win = false;
+  bool tried = false, more_may_win = false;
   for (int index = 0; index < kNumClusterSizes; ++index) {
     if (!is_tried(index, num_pieces)) continue;
+    tried = true;
     const int32_t cluster_size = 1 << index;
     const double good = good_us();
     const Grouping::Estimate estimate = grouping.evaluate(cluster_size, max_clusters(index), good);
@@ -226,7 +228,7 @@ bool Planner::Impl::try_groups(Mode mode, int32_t num_pieces, bool keep_trees) {
     best_tile_times = estimate.tile_times;
     best_groups.assign(grouping.groups().begin(), grouping.groups().end());
   }
-  return more_may_win;
+  return !tried || more_may_win;
 }
 
 void Planner::Impl::search_sharing(const PrefixForest& forest, bool flat) {
@@ -372,7 +374,12 @@ const Plan& Planner::plan(const PrefixForest& forest) {
   self.best = {};
   self.fastest_us = kNeverUs;
   if (self.options.cluster_size != 0) self.best.cluster_size = self.options.cluster_size;
-  if (forest.num_requests() > 0) self.search(forest);
+  if (forest.num_requests() > 0) {
+    self.search(forest);
+    if (self.best_groups.empty())
+      throw InternalError(five_parts("Planner::plan", "search", "found no groups",
+                                     "find some for any batch", "report the profile and options"));
+  }
   self.build(forest);
   self.summary.num_requests = forest.num_requests();
   self.summary.num_nodes = static_cast<int32_t>(forest.nodes().size());

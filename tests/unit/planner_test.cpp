@@ -259,6 +259,21 @@ TEST(Planner, FlatPlansReadSharedKeysAgainFromL2) {
   EXPECT_EQ(predicted_us(alone, 0.5), predicted_us(alone, 1));
 }
 
+// A card where few CTAs of many SMs can be resident: piece counts that fill the clusters leave too many SMs idle to be
+// tried, and that none of them may win must not end the search before one is.
+TEST(Planner, FindsAPlanWhereFewClustersFillTheCard) {
+  DeviceProfile profile = builtin_h200();
+  profile.num_sms = 123;
+  profile.max_clusters = {13, 57, 18, 3, 2};
+  for (const int32_t requests : {12, 16, 24, 40, 64, 200}) {
+    const PrefixForest forest = parents_forest(level_tree("", {1, requests}, {8192, 2048}));
+    for (const Mode mode : kModes) {
+      Planner planner({128, 8, 112}, profile, {mode});
+      EXPECT_EQ(fault(bytes_of(planner.plan(forest)), forest), "") << requests << " requests";
+    }
+  }
+}
+
 template <class E>
 std::string message_of(const std::function<void()>& call) {
   try {
