@@ -37,22 +37,18 @@ struct Traits {
   static constexpr int kProducerThreads = 128;
   static constexpr int kThreads = kConsumerThreads + kProducerThreads;
   static constexpr int kConsumerWarps = kConsumerThreads / 32;
-  // 65536 registers: 256 * 208 + 128 * 88 = 64512. The checks' error path costs the consumers registers, and a
-  // checked build may spill in the load role.
-#ifdef CAPILLARY_CUDA_CHECKS
+  // A CTA gets 384 * 168 registers at its launch, and setmaxnreg only moves them from warp to warp: with a sum above
+  // that, consumers would wait for ever.
+  static constexpr int kLaunchRegisters = 168;
   static constexpr int kConsumerRegisters = 208;
   static constexpr int kProducerRegisters = 88;
-#else
-  static constexpr int kConsumerRegisters = 208;
-  static constexpr int kProducerRegisters = 88;
-#endif
 
   static_assert(kHeadDim % 8 == 0 && kHeadDim >= 64 && kHeadDim <= 256);
   static_assert(kStages <= 32, "stage parities are kept in one 32-bit mask, a lane a stage");
   static_assert(!kSplitColumns || kTable.max_job_rows <= 64);
   static_assert(kStages % kWideTiles == 0 && kStages % kStreams == 0);
   static_assert(kConsumerThreads * kConsumerRegisters + kProducerThreads * kProducerRegisters <=
-                65536);
+                kThreads * kLaunchRegisters);
 };
 
 }  // namespace capillary::tree_decode
