@@ -97,7 +97,7 @@ def modes_compared(rows):
     dsm = [m["shared-l2"]["time_us_graph_cold"] / m["auto"]["time_us_graph_cold"] for m in rows.values()]
     slower = sum(1 for ratio in against_flat if ratio < 0.97)
     return (
-        f"flat / auto {geomean(against_flat):.2f}, {slower} rows more than 3 % slower than flat; shared-l2 / auto "
+        f"flat / auto {geomean(against_flat):.2f}, {slower} row{'s' if slower != 1 else ''} more than 3 % slower than flat; shared-l2 / auto "
         f"{geomean(dsm):.2f} ({min(dsm):.2f} to {max(dsm):.2f})"
     )
 

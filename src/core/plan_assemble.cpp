@@ -32,6 +32,23 @@ inline bool PlanBuilder::same_entries(int32_t query_a, int32_t query_b) const {
   return a < 0 && b < 0;
 }
 
+// The next queries from `*query` on that nothing has finished and whose partials lie alike: their merge, without partials
+// so far. Returns where they end; `*query`, the group's end, if there are none.
+inline int32_t PlanBuilder::next_merge(const QueryGroup& group, int32_t* query,
+                                       Merge* merge) const {
+  int32_t begin = *query;
+  while (begin < group.query_end && queries_[static_cast<size_t>(begin)].finished) ++begin;
+  *query = begin;
+  if (begin == group.query_end) return begin;
+  int32_t end = begin + 1;
+  while (end < group.query_end && same_entries(begin, end)) ++end;
+  *merge = {};
+  merge->row_begin = static_cast<uint16_t>((begin - group.query_begin) * group_size_);
+  merge->num_rows = static_cast<uint16_t>((end - begin) * group_size_);
+  merge->destination = Destination::kOutput;
+  return end;
+}
+
 // A group of one job on one CTA: all merges are of its own slots, in order.
 void PlanBuilder::emit_own_merges(const QueryGroup& group) {
   const auto job = static_cast<size_t>(first_job_);
@@ -40,16 +57,9 @@ void PlanBuilder::emit_own_merges(const QueryGroup& group) {
   work.merge_begin = merges_.size();
   work.partial_begin = partials_.size();
   for (int32_t query = group.query_begin; query < group.query_end;) {
-    if (query_state(query).finished) {
-      ++query;
-      continue;
-    }
-    int32_t query_end = query + 1;
-    while (query_end < group.query_end && same_entries(query, query_end)) ++query_end;
-    Merge& merge = merges_.emplace_back();
-    merge.row_begin = static_cast<uint16_t>((query - group.query_begin) * group_size_);
-    merge.num_rows = static_cast<uint16_t>((query_end - query) * group_size_);
-    merge.destination = Destination::kOutput;
+    Merge merge;
+    const int32_t query_end = next_merge(group, &query, &merge);
+    if (query_end == query) break;
     merge.partial_begin = partials_.size();
     for (int32_t entry = query_state(query).entry_head; entry >= 0;) {
       const Entry& e = entries_[static_cast<size_t>(entry)];
@@ -57,6 +67,7 @@ void PlanBuilder::emit_own_merges(const QueryGroup& group) {
       entry = e.next;
     }
     merge.num_partials = static_cast<uint16_t>(partials_.size() - merge.partial_begin);
+    merges_.push_back(merge);
     cost.rows += merge.num_rows;
     cost.partial_rows += static_cast<int64_t>(merge.num_rows) * merge.num_partials;
     query = query_end;
@@ -72,17 +83,9 @@ void PlanBuilder::emit_merges(const QueryGroup& group) {
   // shared-l2 is what exchange through DSM is compared with: there every rank is a part of its own.
   const int32_t part_shift = mode_ == Mode::kSharedL2 ? 0 : cluster_shift_;
   for (int32_t query = group.query_begin; query < group.query_end;) {
-    if (query_state(query).finished) {
-      ++query;
-      continue;
-    }
-    int32_t query_end = query + 1;
-    while (query_end < group.query_end && same_entries(query, query_end)) ++query_end;
-
-    Merge merge{};
-    merge.row_begin = static_cast<uint16_t>((query - group.query_begin) * group_size_);
-    merge.num_rows = static_cast<uint16_t>((query_end - query) * group_size_);
-    merge.destination = Destination::kOutput;
+    Merge merge;
+    const int32_t query_end = next_merge(group, &query, &merge);
+    if (query_end == query) break;
     const size_t first = placed_merges_.size();
     for (int32_t entry = query_state(query).entry_head; entry >= 0;) {
       const int32_t run = entries_[static_cast<size_t>(entry)].run;

@@ -152,6 +152,7 @@ class PlanBuilder {
     state->entry_tail = entry;
   }
   void emit_merges(const QueryGroup& group);
+  int32_t next_merge(const QueryGroup& group, int32_t* query, Merge* merge) const;
   void emit_own_merges(const QueryGroup& group);
   void place_job_merges(int32_t job, std::span<const PlacedMerge> merges);
   bool same_entries(int32_t query_a, int32_t query_b) const;

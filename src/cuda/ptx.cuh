@@ -272,21 +272,6 @@ __device__ __forceinline__ void mma_m16n8k16<__half>(float (&c)[4], uint32_t a0,
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-// Word m of lane t of a quad becomes word t of its lane m.
-__device__ __forceinline__ uint4 quad_transpose(uint4 words) {
-  const bool odd = (threadIdx.x & 1u) != 0, high = (threadIdx.x & 2u) != 0;
-  const auto exchange = [](bool second, uint32_t& a, uint32_t& b, int lane_mask) {
-    const uint32_t other = __shfl_xor_sync(0xffffffffu, second ? a : b, lane_mask);
-    a = second ? other : a;
-    b = second ? b : other;
-  };
-  exchange(odd, words.x, words.y, 1);
-  exchange(odd, words.z, words.w, 1);
-  exchange(high, words.x, words.z, 2);
-  exchange(high, words.y, words.w, 2);
-  return words;
-}
-
 // The transpose of an 8 x 8 matrix of 16-bit elements: lane (g, t) gives row g, columns 2t and 2t + 1, and gets
 // column g's elements 2t and 2t + 1 (9.7.14.5.17).
 __device__ __forceinline__ uint32_t movmatrix_trans(uint32_t elements) {

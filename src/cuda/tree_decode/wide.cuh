@@ -78,6 +78,21 @@ struct WideRows {
   }
 };
 
+// Word m of lane t of a quad becomes word t of its lane m.
+__device__ __forceinline__ uint4 quad_transpose(uint4 words) {
+  const bool odd = (threadIdx.x & 1u) != 0, high = (threadIdx.x & 2u) != 0;
+  const auto exchange = [](bool second, uint32_t& a, uint32_t& b, int lane_mask) {
+    const uint32_t other = __shfl_xor_sync(0xffffffffu, second ? a : b, lane_mask);
+    a = second ? other : a;
+    b = second ? b : other;
+  };
+  exchange(odd, words.x, words.y, 1);
+  exchange(odd, words.z, words.w, 1);
+  exchange(high, words.x, words.z, 2);
+  exchange(high, words.y, words.w, 2);
+  return words;
+}
+
 template <class Tr>
 __device__ __forceinline__ void wide_begin(const WorkItem& item, const JobRows& rows,
                                            const WideRows<Tr>& mine, Storage<Tr>& storage,
@@ -129,7 +144,7 @@ __device__ __forceinline__ void wide_begin(const WorkItem& item, const JobRows& 
   for (int r = 0; r < 2; ++r)
 #pragma unroll
     for (int i = 0; i < Tr::kDim / 32; ++i) {
-      const uint4 pairs = ptx::quad_transpose(chunks[r][i]);
+      const uint4 pairs = quad_transpose(chunks[r][i]);
       state.q[2 * i][r] = pairs.x;
       state.q[2 * i][2 + r] = pairs.y;
       state.q[2 * i + 1][r] = pairs.z;
@@ -382,7 +397,7 @@ __device__ __forceinline__ void wide_end(const WorkItem& item, const JobRows& ro
           return pack2<typename Tr::T>(pair[0] * inverse, pair[1] * inverse);
         };
         // Handed round the quad, so that a lane has eight dims side by side.
-        const uint4 chunk = ptx::quad_transpose({pack(0), pack(1), pack(2), pack(3)});
+        const uint4 chunk = quad_transpose({pack(0), pack(1), pack(2), pack(3)});
         const uint32_t dim = 64 * mine.half(h) + 8 * (4u * static_cast<uint32_t>(i) + t);
         if (!mine.owns(h) || (Tr::kHeadDim % 64 != 0 && dim >= Tr::kHeadDim)) continue;
         if (real) *reinterpret_cast<uint4*>(out + dim) = chunk;
