@@ -30,10 +30,6 @@ __device__ __forceinline__ void init_barriers(Storage<Tr>& storage, uint32_t clu
     ptx::mbarrier_init(storage.v_full + stage, 1);
     ptx::mbarrier_init(storage.stage_empty + stage, Tr::kConsumerWarps);
   }
-  for (int buffer = 0; buffer < 2; ++buffer) {
-    ptx::mbarrier_init(storage.program_full + buffer, 1);
-    ptx::mbarrier_init(storage.program_empty + buffer, Tr::kConsumerWarps + 3);
-  }
   ptx::mbarrier_init(&storage.slots_ready, cluster_size);
   ptx::mbarrier_init(&storage.slots_free, cluster_size);
   ptx::fence_mbarrier_init();
@@ -68,8 +64,7 @@ __device__ void run_compute_role(const KernelArgs& args, Storage<Tr>& storage) {
   const uint32_t lane = threadIdx.x & 31u;
   const uint32_t cluster_size = ptx::cluster_nctarank();
   uint32_t parities = 0;  // of the full barriers
-  uint32_t exchange_parity = 0;
-  SlotGate gate{&storage.slots_free, 0, false};
+  SlotGate gate(&storage.slots_free, storage.gate_exchanges + threadIdx.x / 32);
   ProgramReader<Tr> reader(storage);
   Tracer tracer(args, TraceTrack::kCompute, threadIdx.x == 0);
   tracer.mark_global();
@@ -98,16 +93,14 @@ __device__ void run_compute_role(const KernelArgs& args, Storage<Tr>& storage) {
       own_merges = merge_own_slots(storage, *program);
       named_sync(NamedBarrier::kConsumers, Tr::kConsumerThreads);
       arrive_at_all_ranks(&storage.slots_ready, cluster_size);
-      wait_cluster(&storage.slots_ready, exchange_parity, Wait::kSlotsReady);
+      wait_cluster(&storage.slots_ready, gate.parity(), Wait::kSlotsReady);
     }
     tracer.mark(TraceEvent::kPeersReady, 0);
     run_merges(args, storage, *program, rows, own_merges);
     named_sync(NamedBarrier::kConsumers, Tr::kConsumerThreads);
     if (program->needs_exchange != 0) {
       arrive_at_all_ranks(&storage.slots_free, cluster_size);
-      gate.parity = exchange_parity;
-      gate.pending = true;
-      exchange_parity ^= 1u;
+      gate.close();
     }
     tracer.mark(TraceEvent::kMerged, 0);
     reader.release();
@@ -122,6 +115,9 @@ __global__ void __launch_bounds__(Tr::kThreads, 1)
   auto& storage = *reinterpret_cast<Storage<Tr>*>(s_bytes);
   const uint32_t warp = threadIdx.x / 32;
   const uint32_t cluster_size = ptx::cluster_nctarank();
+  const Role role = role_of_warp<Tr>(warp);
+  ScheduleRest rest{0, 0};
+  if (role == Role::kPlan && (threadIdx.x & 31u) == 0) rest = start_schedule(args, storage);
   if (threadIdx.x == 0) init_barriers(storage, cluster_size);
   if (threadIdx.x == Tr::kConsumerThreads) {
     ptx::prefetch_tensormap(&args.wide_map[0]);
@@ -133,10 +129,9 @@ __global__ void __launch_bounds__(Tr::kThreads, 1)
   } else {
     __syncthreads();
   }
-  // Everything above overlaps the tail of the kernel before us; nothing below may be read before it ends.
+  // Everything above overlaps the tail of the kernel before us; nothing but the plan may be read before it ends.
   ptx::griddepcontrol_wait();
 
-  const Role role = role_of_warp<Tr>(warp);
   if (role == Role::kCompute) {
     ptx::setmaxnreg_inc<Tr::kConsumerRegisters>();
     run_compute_role(args, storage);
@@ -144,7 +139,7 @@ __global__ void __launch_bounds__(Tr::kThreads, 1)
     ptx::setmaxnreg_dec<Tr::kProducerRegisters>();
     if (role == Role::kLoadK || role == Role::kLoadV)
       run_load_role(args, storage, role == Role::kLoadV);
-    if (role == Role::kPlan) run_plan_role(args, storage);
+    if (role == Role::kPlan) run_plan_role(args, storage, rest);
     if (role == Role::kQuery) run_query_role(args, storage);
     ptx::griddepcontrol_launch_dependents();
   }

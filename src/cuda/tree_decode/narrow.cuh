@@ -202,50 +202,78 @@ __device__ __forceinline__ void narrow_scores(NarrowLane lane, const unsigned ch
     for (int c = 0; c < 4; ++c) scores[0][c] += other[c];
 }
 
-// Scores -> probabilities against the running maximum; rescales what was there. Returns them as the right
-// operand of the next product: p[block][h] has k = 2t, 2t + 1 (+ 8h) of row g.
+// Scores of a tile -> probabilities against the rows' references (kSumLimit), in place, and this lane's sums of them.
 template <class Tr, int kBlocks>
-__device__ __forceinline__ void narrow_softmax(NarrowLane lane, float (&scores)[kBlocks][4],
-                                               uint32_t valid, float scale_log2,
-                                               NarrowState<Tr, kBlocks>& state,
-                                               uint32_t (&p)[kBlocks][2]) {
-  float correction[kBlocks][2];
-  bool rescales = false;
+__device__ __forceinline__ void narrow_probabilities(
+    NarrowLane lane, const float (&scores)[kBlocks][4], uint32_t valid, float scale_log2,
+    const NarrowState<Tr, kBlocks>& state, float (&values)[kBlocks][4], float (&sums)[kBlocks][2]) {
 #pragma unroll
   for (int block = 0; block < kBlocks; ++block) {
 #pragma unroll
-    for (int c = 0; c < 4; ++c)
-      // A select, not an addition: the key of a token past the end may be NaN.
-      scores[block][c] = lane.g + 8u * (c >> 1) < valid ? scores[block][c] * scale_log2 : -INFINITY;
+    for (int c = 0; c < 4; ++c) {
+      const float value =
+          ptx::ex2_approx(fmaf(scores[block][c], scale_log2, -state.max[block][c & 1]));
+      // A select, not a product: the key of a token past the end may be NaN.
+      values[block][c] = lane.g + 8u * (c >> 1) < valid ? value : 0.0f;
+    }
+#pragma unroll
+    for (int column = 0; column < 2; ++column)
+      sums[block][column] = values[block][column] + values[block][2 + column];
+  }
+}
+
+// Moves the references up to the tile's maxima. Seldom: rows that have one already hardly ever need another.
+template <class Tr, int kBlocks>
+__device__ __forceinline__ void narrow_move_references(NarrowLane lane,
+                                                       const float (&scores)[kBlocks][4],
+                                                       uint32_t valid, float scale_log2,
+                                                       NarrowState<Tr, kBlocks>& state) {
+#pragma unroll
+  for (int block = 0; block < kBlocks; ++block) {
+    float correction[2];
 #pragma unroll
     for (int column = 0; column < 2; ++column) {
-      float& low = scores[block][column];
-      float& high = scores[block][2 + column];
-      float top = fmaxf(low, high);
+      float top = fmaxf(lane.g < valid ? scores[block][column] : -INFINITY,
+                        lane.g + 8u < valid ? scores[block][2 + column] : -INFINITY);
 #pragma unroll
       for (int offset = 4; offset < 32; offset *= 2)
         top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, offset));
-      float& max = state.max[block][column];
-      const float fresh = fmaxf(max, top);
-      const float base = fresh == -INFINITY ? 0.0f : fresh;  // all -inf: no (-inf) - (-inf)
-      correction[block][column] = ptx::ex2_approx(max - base);
-      rescales |= fresh != max;
-      max = fresh;
-      low = ptx::ex2_approx(low - base);
-      high = ptx::ex2_approx(high - base);
-      float& sum = state.sum[block][column];
-      sum = sum * correction[block][column] + low + high;
+      correction[column] = move_reference(state.max[block][column], top * scale_log2);
+      state.sum[block][column] *= correction[column];
     }
-    p[block][0] = ptx::movmatrix_trans(pack2<typename Tr::T>(scores[block][0], scores[block][1]));
-    p[block][1] = ptx::movmatrix_trans(pack2<typename Tr::T>(scores[block][2], scores[block][3]));
-  }
-  if (!__any_sync(0xffffffffu, rescales)) return;
-#pragma unroll
-  for (int block = 0; block < kBlocks; ++block)
 #pragma unroll
     for (int product = 0; product < NarrowState<Tr, kBlocks>::kProducts; ++product)
 #pragma unroll
-      for (int c = 0; c < 4; ++c) state.o[block][product][c] *= correction[block][c & 1];
+      for (int c = 0; c < 4; ++c) state.o[block][product][c] *= correction[c & 1];
+  }
+}
+
+// The probabilities of a tile as the right operand of the next product: p[block][h] has k = 2t, 2t + 1 (+ 8h) of row g. Rows
+// without a reference (-inf) have infinite ones, and get a reference for it.
+template <class Tr, int kBlocks>
+__device__ __forceinline__ void narrow_softmax(NarrowLane lane, const float (&scores)[kBlocks][4],
+                                               uint32_t valid, float scale_log2,
+                                               NarrowState<Tr, kBlocks>& state,
+                                               uint32_t (&p)[kBlocks][2]) {
+  float values[kBlocks][4], sums[kBlocks][2];
+  narrow_probabilities(lane, scores, valid, scale_log2, state, values, sums);
+  bool fits = true;
+#pragma unroll
+  for (int block = 0; block < kBlocks; ++block)
+    fits = fits & (sums[block][0] <= kSumLimit) & (sums[block][1] <= kSumLimit);
+  if (!__all_sync(0xffffffffu, fits)) {
+    narrow_move_references(lane, scores, valid, scale_log2, state);
+    narrow_probabilities(lane, scores, valid, scale_log2, state, values, sums);
+  }
+#pragma unroll
+  for (int block = 0; block < kBlocks; ++block) {
+#pragma unroll
+    for (int column = 0; column < 2; ++column) state.sum[block][column] += sums[block][column];
+#pragma unroll
+    for (int h = 0; h < 2; ++h)
+      p[block][h] = ptx::movmatrix_trans(
+          pack2<typename Tr::T>(values[block][2 * h], values[block][2 * h + 1]));
+  }
 }
 
 // Tokens of k = 2t, 2t + 1, 2t + 8, 2t + 9.

@@ -71,39 +71,59 @@ __device__ __forceinline__ void fetch_program(const KernelArgs& args, const Job&
   ptx::mbarrier_arrive_expect_tx(s_full, at);
 }
 
+// This CTA's entries that are still to be fetched.
+struct ScheduleRest {
+  uint32_t entry, end;
+};
+
 template <class Tr>
-__device__ __noinline__ void walk_schedule(const KernelArgs& args, Storage<Tr>& storage) {
+__device__ __forceinline__ void end_of_schedule(Storage<Tr>& storage, uint32_t buffer) {
+  storage.programs[buffer].num_phases = Program::kEnd;
+  ptx::mbarrier_arrive_release_cta(storage.program_full + buffer, 1);
+}
+
+// By one lane, before anything else: its barriers, and the first program, which is on its way while the CTAs of the cluster find
+// each other. Only the plan is read here, which no kernel writes, so it need not wait for the kernel before us.
+template <class Tr>
+__device__ __forceinline__ ScheduleRest start_schedule(const KernelArgs& args,
+                                                       Storage<Tr>& storage) {
+  const uint32_t cta = ptx::clusterid_x() * ptx::cluster_nctarank() + ptx::cluster_ctarank();
+  const RankStart& start = PlanView(args.plan).rank_starts()[cta];
+  const ScheduleRest rest{start.schedule_begin, start.schedule_end};
+  for (int buffer = 0; buffer < 2; ++buffer) {
+    ptx::mbarrier_init(storage.program_full + buffer, 1);
+    ptx::mbarrier_init(storage.program_empty + buffer, Tr::kConsumerWarps + 3);
+  }
+  ptx::fence_mbarrier_init();
+  if (rest.entry >= rest.end) {
+    end_of_schedule(storage, 0);
+    return rest;
+  }
+  fetch_program(args, start.job, start.work, start.entry.kv_head, storage.programs[0],
+                storage.program_full);
+  return {rest.entry + 1, rest.end};
+}
+
+template <class Tr>
+__device__ __noinline__ void walk_schedule(const KernelArgs& args, Storage<Tr>& storage,
+                                           ScheduleRest rest) {
   const PlanView plan(args.plan);
   const uint32_t cluster_size = ptx::cluster_nctarank();
   const uint32_t rank = ptx::cluster_ctarank();
-  const RankStart& start = plan.rank_starts()[ptx::clusterid_x() * cluster_size + rank];
-  const uint32_t end = start.schedule_end;
-  uint32_t entry = start.schedule_begin;
-  for (uint32_t count = 0;; ++count) {
+  for (uint32_t count = 1;; ++count) {
     const uint32_t buffer = count & 1u;
-    uint64_t* s_full = storage.program_full + buffer;
     wait_cta(storage.program_empty, buffer, ((count >> 1) & 1u) ^ 1u, Wait::kProgramEmpty);
-    if (entry >= end) {
-      storage.programs[buffer].num_phases = Program::kEnd;
-      ptx::mbarrier_arrive_release_cta(s_full, 1);
-      return;
-    }
-    if (count == 0) {
-      fetch_program(args, start.job, start.work, start.entry.kv_head, storage.programs[buffer],
-                    s_full);
-    } else {
-      const ScheduleEntry scheduled = plan.schedule()[entry];
-      fetch_program(args, plan.jobs()[scheduled.job],
-                    plan.rank_works()[scheduled.job * cluster_size + rank], scheduled.kv_head,
-                    storage.programs[buffer], s_full);
-    }
-    ++entry;
+    if (rest.entry >= rest.end) return end_of_schedule(storage, buffer);
+    const ScheduleEntry scheduled = plan.schedule()[rest.entry++];
+    fetch_program(args, plan.jobs()[scheduled.job],
+                  plan.rank_works()[scheduled.job * cluster_size + rank], scheduled.kv_head,
+                  storage.programs[buffer], storage.program_full + buffer);
   }
 }
 
 template <class Tr>
-__device__ void run_plan_role(const KernelArgs& args, Storage<Tr>& storage) {
-  if ((threadIdx.x & 31u) == 0) walk_schedule(args, storage);
+__device__ void run_plan_role(const KernelArgs& args, Storage<Tr>& storage, ScheduleRest rest) {
+  if ((threadIdx.x & 31u) == 0) walk_schedule(args, storage, rest);
   __syncwarp();  // the kernel ends with barriers that want whole warps
 }
 

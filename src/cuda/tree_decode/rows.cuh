@@ -2,6 +2,8 @@
 // Where a job's rows live in the query, output and LSE tensors, and how a finished row is written.
 #pragma once
 
+#include <cfloat>
+
 #include "cuda/tree_decode/args.h"
 #include "cuda/tree_decode/storage.cuh"
 #include "shared/plan_layout.h"
@@ -63,17 +65,54 @@ __device__ __forceinline__ uint32_t pack2<__half>(float low, float high) {
   return *reinterpret_cast<const uint32_t*>(&pair);
 }
 
-// A peer may still be reading the slots of the previous job: whoever writes a slot first waits for slots_free.
-struct SlotGate {
-  uint64_t* s_slots_free;
-  uint32_t parity;
-  bool pending;
+// Probabilities are taken against a reference that is seldom moved, not against the maximum of all scores so far: the
+// reference is divided out in the end, so it is enough that nothing overflows on the way. A lane's probabilities of a
+// step may add up to this much before its warp moves its rows' references; even a half holds it.
+inline constexpr float kSumLimit = 16384.0f;
 
-  __device__ __forceinline__ void pass() {
-    if (!pending) return;
-    wait_cluster(s_slots_free, parity, Wait::kSlotsFree);
-    pending = false;
+// Moves a row's reference (base 2) up to `top`, by a whole power of two, so that what has been added up is rescaled without
+// an error; a row that has none yet (-inf) takes `top` itself. Returns what to multiply by. The reference is
+// finite from then on even if all scores were -inf: no (-inf) - (-inf).
+__device__ __forceinline__ float move_reference(float& reference, float top) {
+  const float old = reference;
+  reference = old <= -FLT_MAX ? fmaxf(top, -FLT_MAX) : old + fmaxf(ceilf(top - old), 0.0f);
+  return ptx::ex2_approx(old - reference);
+}
+
+template <class T>
+__device__ __forceinline__ float2 unpack2(uint32_t pair);
+template <>
+__device__ __forceinline__ float2 unpack2<__nv_bfloat16>(uint32_t pair) {
+  return __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&pair));
+}
+template <>
+__device__ __forceinline__ float2 unpack2<__half>(uint32_t pair) {
+  return __half22float2(*reinterpret_cast<const __half2*>(&pair));
+}
+
+// A peer may still be reading the slots of the previous job: whoever writes a slot first waits for slots_free. Its state is
+// a word of shared memory for each warp: as a register it would be spilled in the loops.
+class SlotGate {
+ public:
+  __device__ __forceinline__ SlotGate(uint64_t* s_slots_free, uint32_t* s_exchanges)
+      : s_slots_free_(s_slots_free), s_exchanges_(s_exchanges) {
+    *s_exchanges_ = 0;
   }
+  __device__ __forceinline__ void pass() const {
+    const uint32_t exchanges = *s_exchanges_;
+    if (exchanges < kPending) return;
+    wait_cluster(s_slots_free_, (exchanges & 1u) ^ 1u, Wait::kSlotsFree);
+    *s_exchanges_ = exchanges - kPending;
+  }
+  // Of the job's exchange, on both of its barriers.
+  __device__ __forceinline__ uint32_t parity() const { return *s_exchanges_ & 1u; }
+  // This CTA has told its peers that it is through with the exchange.
+  __device__ __forceinline__ void close() const { *s_exchanges_ = (*s_exchanges_ ^ 1u) | kPending; }
+
+ private:
+  static constexpr uint32_t kPending = 2;
+  uint64_t* s_slots_free_;
+  uint32_t* s_exchanges_;  // low bit: how many there were; every lane of the warp writes the same
 };
 
 }  // namespace capillary::tree_decode

@@ -162,7 +162,7 @@ __device__ __forceinline__ uint32_t tokens_of(const uint4& tokens, int tile) {
 
 // Scores of tokens past a tile's end.
 __device__ __forceinline__ void wide_mask(float (&scores)[32], const uint4& tokens) {
-  const int t = static_cast<int>(threadIdx.x & 3u);
+  const int t = static_cast<int>(ptx::thread_index() & 3u);
 #pragma unroll
   for (int j = 0; j < 8; ++j)
 #pragma unroll
@@ -172,69 +172,81 @@ __device__ __forceinline__ void wide_mask(float (&scores)[32], const uint4& toke
     }
 }
 
-// Running maximum and probabilities of kSteps steps. The output must be multiplied by `correction` before the next
-// product is added. Maxima and sums go in four chains a row: one would make the warp wait for itself.
-template <class Tr, int kSteps>
-__device__ __forceinline__ void wide_softmax(float (&scores)[kSteps][32], float scale_log2,
-                                             WideState<Tr>& state, float (&correction)[2]) {
-  constexpr int kChains = 4;
-  float top[2][kChains], base[2], sum[2][kChains];
+// Probabilities of a step against the rows' references, packed as the left operand of the next product, and the lane's sums
+// of them.
+template <class Tr>
+__device__ __forceinline__ void wide_probabilities(const float (&scores)[32], float scale_log2,
+                                                   const WideState<Tr>& state, uint32_t (&p)[4][4],
+                                                   float (&sums)[2]) {
+  float chain[2][2];
 #pragma unroll
-  for (int s = 0; s < kSteps; ++s)
+  for (int ks = 0; ks < 4; ++ks)
 #pragma unroll
-    for (int j = 0; j < 8; ++j)
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const float pair = fmaxf(scores[s][4 * j + 2 * r], scores[s][4 * j + 2 * r + 1]);
-        float& chain = top[r][j % kChains];
-        chain = s == 0 && j < kChains ? pair : fmaxf(chain, pair);
-      }
-#pragma unroll
-  for (int offset = 1; offset <= 2; offset *= 2)
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      if (offset == 1) top[r][0] = fmaxf(fmaxf(top[r][0], top[r][1]), fmaxf(top[r][2], top[r][3]));
-      top[r][0] = fmaxf(top[r][0], __shfl_xor_sync(0xffffffffu, top[r][0], offset));
+    for (int i = 0; i < 4; ++i) {
+      const int r = i & 1;
+      const float low = ptx::ex2_approx(fmaf(scores[8 * ks + 2 * i], scale_log2, -state.max[r]));
+      const float high =
+          ptx::ex2_approx(fmaf(scores[8 * ks + 2 * i + 1], scale_log2, -state.max[r]));
+      chain[r][0] = ks == 0 && i < 2 ? low : chain[r][0] + low;
+      chain[r][1] = ks == 0 && i < 2 ? high : chain[r][1] + high;
+      p[ks][i] = pack2<typename Tr::T>(low, high);
     }
 #pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const float fresh = fmaxf(state.max[r], top[r][0] * scale_log2);
-    base[r] = fresh == -INFINITY ? 0.0f : fresh;
-    correction[r] = ptx::ex2_approx(state.max[r] - base[r]);
-    state.max[r] = fresh;
-  }
-#pragma unroll
-  for (int s = 0; s < kSteps; ++s)
-#pragma unroll
-    for (int j = 0; j < 8; ++j)
-#pragma unroll
-      for (int r = 0; r < 2; ++r)
-#pragma unroll
-        for (int c = 0; c < 2; ++c) {
-          float& score = scores[s][4 * j + 2 * r + c];
-          score = ptx::ex2_approx(fmaf(score, scale_log2, -base[r]));
-          float& chain = sum[r][2 * (j % 2) + c];
-          chain = s == 0 && j < 2 ? score : chain + score;
-        }
-#pragma unroll
-  for (int r = 0; r < 2; ++r)
-    state.sum[r] =
-        state.sum[r] * correction[r] + ((sum[r][0] + sum[r][1]) + (sum[r][2] + sum[r][3]));
+  for (int r = 0; r < 2; ++r) sums[r] = chain[r][0] + chain[r][1];
 }
 
-// Most steps find no new maximum.
+// Moves the references up to the maxima of a step's rows, by whole powers of two; rows that have none yet take the maximum
+// itself.
 template <class Tr>
-__device__ __forceinline__ void wide_rescale(const float (&correction)[2], WideState<Tr>& state) {
-  if (!__any_sync(0xffffffffu, correction[0] != 1.0f || correction[1] != 1.0f)) return;
+__device__ __forceinline__ void wide_move_reference(const float (&scores)[32], float scale_log2,
+                                                    WideState<Tr>& state, float (&correction)[2]) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    float top = -INFINITY;
+#pragma unroll
+    for (int j = 0; j < 8; ++j)
+      top = fmaxf(top, fmaxf(scores[4 * j + 2 * r], scores[4 * j + 2 * r + 1]));
+    top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
+    top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2)) * scale_log2;
+    correction[r] = move_reference(state.max[r], top);
+    state.sum[r] *= correction[r];
+  }
 #pragma unroll
   for (int h = 0; h < Tr::kWideHalves; ++h)
 #pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      state.o[h][4 * j + 0] *= correction[0];
-      state.o[h][4 * j + 1] *= correction[0];
-      state.o[h][4 * j + 2] *= correction[1];
-      state.o[h][4 * j + 3] *= correction[1];
+    for (int c = 0; c < 32; ++c) state.o[h][c] *= correction[c / 2 % 2];
+}
+
+// What is packed against the old references already.
+template <class Tr>
+__device__ __forceinline__ void wide_rescale_packed(const float (&correction)[2],
+                                                    uint32_t (&p)[4][4]) {
+#pragma unroll
+  for (int ks = 0; ks < 4; ++ks)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 pair = unpack2<typename Tr::T>(p[ks][i]);
+      p[ks][i] = pack2<typename Tr::T>(pair.x * correction[i & 1], pair.y * correction[i & 1]);
     }
+}
+
+// Scores of kSteps steps to probabilities. Rows without a reference (-inf) have infinite ones, and get a reference for it.
+template <class Tr, int kSteps>
+__device__ __forceinline__ void wide_softmax(const float (&scores)[kSteps][32], float scale_log2,
+                                             WideState<Tr>& state, uint32_t (&p)[kSteps][4][4]) {
+#pragma unroll
+  for (int s = 0; s < kSteps; ++s) {
+    float sums[2];
+    wide_probabilities(scores[s], scale_log2, state, p[s], sums);
+    if (!__all_sync(0xffffffffu, sums[0] <= kSumLimit && sums[1] <= kSumLimit)) [[unlikely]] {
+      float correction[2];
+      wide_move_reference(scores[s], scale_log2, state, correction);
+      if (s > 0) wide_rescale_packed<Tr>(correction, p[0]);
+      wide_probabilities(scores[s], scale_log2, state, p[s], sums);
+    }
+    state.sum[0] += sums[0];
+    state.sum[1] += sums[1];
+  }
 }
 
 // Rows past a tile's end hold stale bytes, possibly NaN; the product reads them with weight 0, so they must
@@ -264,15 +276,6 @@ __device__ __forceinline__ void wide_issue_scores(uint64_t keys, const WideState
     ptx::wgmma_m64n64k16<typename Tr::T, 0>(
         scores, state.q[s][0], state.q[s][1], state.q[s][2], state.q[s][3],
         keys + descriptor_offset((s / 4) * kSwizzleBytes + (s % 4) * 32), s > 0);
-}
-
-template <class Tr>
-__device__ __forceinline__ void wide_pack(const float (&scores)[32], uint32_t (&p)[4][4]) {
-#pragma unroll
-  for (int ks = 0; ks < 4; ++ks)
-#pragma unroll
-    for (int i = 0; i < 4; ++i)
-      p[ks][i] = pack2<typename Tr::T>(scores[8 * ks + 2 * i], scores[8 * ks + 2 * i + 1]);
 }
 
 template <class Tr>
@@ -465,7 +468,6 @@ __device__ __forceinline__ void wide_steps(const KernelArgs& args, Storage<Tr>& 
       tracer.end_wait();
     };
     float scores[kSteps][32];
-    float correction[2];
     uint32_t p[kSteps][4][4];
     wait(storage.k_full, Wait::kKFull);
 #pragma unroll
@@ -481,10 +483,7 @@ __device__ __forceinline__ void wide_steps(const KernelArgs& args, Storage<Tr>& 
 #pragma unroll
       for (int s = 0; s < kSteps; ++s) wide_mask(scores[s], steps[s].tokens(storage));
     }
-    wide_softmax<Tr, kSteps>(scores, args.scale_log2, state, correction);
-    wide_rescale(correction, state);
-#pragma unroll
-    for (int s = 0; s < kSteps; ++s) wide_pack<Tr>(scores[s], p[s]);
+    wide_softmax<Tr, kSteps>(scores, args.scale_log2, state, p);
     wait(storage.v_full, Wait::kVFull);
     if (!full) [[unlikely]] {
 #pragma unroll
