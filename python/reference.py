@@ -76,6 +76,21 @@ def properties(cls, title):
     return [*lines, ""] if lines else []
 
 
+def source_fields(cls):
+    """What a class of Python declares, as dataclasses and named tuples do: {name: the text below it, or ""}."""
+    if cls.__module__ == "capillary._core":
+        return {}
+    body = [*ast.parse(inspect.getsource(cls)).body[0].body, None]
+    return {field.target.id: " ".join(ast.literal_eval(text.value).split()) if isinstance(text, ast.Expr) else ""
+            for field, text in zip(body, body[1:]) if isinstance(field, ast.AnnAssign)}
+
+
+def fields(cls, title):
+    """A list: one line a declared field."""
+    lines = [f"- `{title}.{name}`" + (f": {text}" if text else "") for name, text in source_fields(cls).items()]
+    return [*lines, ""] if lines else []
+
+
 def members(cls):
     """Documented methods and properties, inherited ones of the bindings included."""
     for name in dir(cls):
@@ -122,6 +137,7 @@ def page():
             continue
         lines += entry(name, thing, 2)
         if inspect.isclass(thing):
+            lines += fields(thing, name)
             lines += properties(thing, name)
             for member, value in members(thing):
                 if not isinstance(value, property):

@@ -14,6 +14,9 @@
 namespace capillary::python {
 namespace {
 
+// Where DLPack has a type's code: complex numbers, structures, the other byte order.
+constexpr uint8_t kNoNumber = 255;
+
 // What str() gives. (nb::str of an attribute would want that to be a str already.)
 std::string text_of(const nb::object& object) {
   return nb::cast<std::string>(nb::str(nb::handle(object)));
@@ -33,6 +36,8 @@ bool is_cuda(int device_type) {
 }
 
 std::string bits_text(const dlpack::DataType& dtype) {
+  if (dtype.code == kNoNumber)
+    return "of " + std::to_string(dtype.bits) + " bits that is no plain number";
   const char* kind = dtype.code == dlpack::kInt      ? "int"
                      : dtype.code == dlpack::kUInt   ? "uint"
                      : dtype.code == dlpack::kFloat  ? "float"
@@ -53,7 +58,8 @@ DType dtype_of(const dlpack::DataType& dtype, const char* function, const char* 
     if (dtype.code == dlpack::kInt && dtype.bits == 64) return DType::kInt64;
   }
   throw WrongDType(five_parts(function, name, "has dtype " + bits_text(dtype),
-                              "be float16, bfloat16, float32 or int32", "convert it"));
+                              "be float16, bfloat16 or float32, or int32 for tables and lengths",
+                              "convert it"));
 }
 
 // Buffer format characters in native order.
@@ -61,7 +67,7 @@ dlpack::DataType buffer_dtype(const Py_buffer& buffer) {
   const char* format = buffer.format == nullptr ? "B" : buffer.format;
   if (*format == '@' || *format == '=' || *format == '<') ++format;
   const auto bits = static_cast<uint8_t>(buffer.itemsize * 8);
-  uint8_t code = 255;
+  uint8_t code = kNoNumber;
   if (format[0] != '\0' && format[1] == '\0') {
     if (std::strchr("bhilqn", *format) != nullptr) code = dlpack::kInt;
     if (std::strchr("BHILQN?", *format) != nullptr) code = dlpack::kUInt;
@@ -105,7 +111,7 @@ const dlpack::ExchangeApi* exchange_api(nb::handle object) {
 
 ArrayArgument::ArrayArgument(const char* function, const char* name, nb::handle object,
                              Access access, nb::handle stream)
-    : function_(function), name_(name) {
+    : function_(function), name_(name), is_host_only_(!stream.is_valid()) {
   const dlpack::ExchangeApi* api = exchange_api(object);
   if (api != nullptr && api->view_of_object != nullptr) {
     from_exchange(*api, object, access);
@@ -134,6 +140,7 @@ void ArrayArgument::set(const dlpack::Tensor& tensor) {
   if (is_cuda(device)) {
     view_.device = DeviceType::kCuda;
     view_.device_index = tensor.device.index;
+    if (is_host_only_) refuse_device(view_.device_index);
   } else if (device != dlpack::kCpu && device != dlpack::kCudaHost) {
     fail(function_, name_, "is on a device of DLPack type " + std::to_string(device),
          "be in host memory or on a CUDA device", "copy it there");
@@ -156,16 +163,31 @@ void ArrayArgument::check_writable(uint64_t flags, nb::handle object, Access acc
          "pass an array that may be written to");
 }
 
+void ArrayArgument::refuse_device(int device_index) const {
+  fail(function_, name_, "is on cuda:" + std::to_string(device_index), "be in host memory",
+       "copy it to the host");
+}
+
+// What a framework says of an array without memory (meta, sparse, fake), under the argument's name.
+void ArrayArgument::refuse_export(nb::handle object, const nb::python_error& error) const {
+  const std::string said = text_of(nb::borrow(error.value()));
+  fail(function_, name_,
+       "is a " + python_type(object) + " that cannot be exported (" +
+           said.substr(0, said.find('\n')) + ")",
+       "be an array with memory of its own", "pass a dense, materialised array");
+}
+
 void ArrayArgument::from_exchange(const dlpack::ExchangeApi& api, nb::handle object,
                                   Access access) {
   if (access == Access::kRead) {
     dlpack::Tensor tensor{};
-    if (api.view_of_object(object.ptr(), &tensor) != 0) throw nb::python_error();
+    if (api.view_of_object(object.ptr(), &tensor) != 0) refuse_export(object, nb::python_error());
     set(tensor);
     return;
   }
   // A plain view does not say whether it may be written to.
-  if (api.managed_from_object(object.ptr(), &borrowed_.versioned) != 0) throw nb::python_error();
+  if (api.managed_from_object(object.ptr(), &borrowed_.versioned) != 0)
+    refuse_export(object, nb::python_error());
   check_writable(borrowed_.versioned->flags, object, access);
   set(borrowed_.versioned->tensor);
 }
@@ -229,6 +251,7 @@ void ArrayArgument::from_capsule(nb::handle object, Access access, nb::handle st
   nb::dict options;
   const std::pair<int, int> device = dlpack_device(object);
   if (is_cuda(device.first)) {
+    if (!stream.is_valid()) refuse_device(device.second);
     // In DLPack 0 is ambiguous and 1 is the legacy default stream.
     const auto address =
         reinterpret_cast<uintptr_t>(resolve_stream(function_, stream, object, device.second));
@@ -239,6 +262,7 @@ void ArrayArgument::from_capsule(nb::handle object, Access access, nb::handle st
     options["max_version"] = nb::make_tuple(dlpack::kMajorVersion, 0);
     capsule = object.attr("__dlpack__")(**options);
   } catch (nb::python_error& error) {
+    if (error.matches(PyExc_BufferError)) refuse_export(object, error);
     // A producer from before DLPack 1 does not know the option.
     if (!error.matches(PyExc_TypeError)) throw;
     PyDict_DelItemString(options.ptr(), "max_version");
@@ -269,9 +293,7 @@ void ArrayArgument::require(DType dtype, const char* remedy) const {
 
 std::span<const int32_t> ArrayArgument::int32s() const {
   require(DType::kInt32, "convert it to int32");
-  if (on_cuda())
-    fail(function_, name_, "is on cuda:" + std::to_string(view_.device_index), "be in host memory",
-         "copy it to the host");
+  if (on_cuda()) refuse_device(view_.device_index);
   if (view_.ndim != 1)
     fail(function_, name_, "has " + std::to_string(view_.ndim) + " dimensions", "have one",
          "flatten it");

@@ -27,11 +27,12 @@ class WrongDType : public std::runtime_error {
 class ArrayArgument {
  public:
   // `function` and `name` are for messages. `stream` (an address) is handed to producers that synchronise by
-  // it; those with an exchange table are taken as they are, on their current stream.
+  // it; those with an exchange table are taken as they are, on their current stream. Without a handle at all
+  // (not None: that is the current stream) the array must be in host memory.
   // Throws WrongDType for an element type Capillary has no name for, InvalidArgument for anything else that
   // makes the object unfit: no array at all, another device, read-only where it would be written.
   ArrayArgument(const char* function, const char* name, nb::handle object, Access access,
-                nb::handle stream = nb::none());
+                nb::handle stream = nb::handle());
   ArrayArgument(const ArrayArgument&) = delete;
   ArrayArgument& operator=(const ArrayArgument&) = delete;
 
@@ -47,12 +48,15 @@ class ArrayArgument {
   void from_buffer(nb::handle object, Access access, nb::handle stream);
   void from_exchange(const dlpack::ExchangeApi& api, nb::handle object, Access access);
   void check_writable(uint64_t flags, nb::handle object, Access access) const;
+  [[noreturn]] void refuse_device(int device_index) const;
+  [[noreturn]] void refuse_export(nb::handle object, const nb::python_error& error) const;
   std::pair<int, int> dlpack_device(nb::handle object) const;
   void from_capsule(nb::handle object, Access access, nb::handle stream);
   void set(const dlpack::Tensor& tensor);
 
   const char* function_;
   const char* name_;
+  bool is_host_only_;
   TensorView view_;
 
   // What has to be given back. A member of its own, so that a constructor that throws gives it back too.

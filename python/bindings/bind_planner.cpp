@@ -3,7 +3,8 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
-#include <cstring>
+#include <limits>
+#include <vector>
 
 #include "bindings.h"
 #include "capillary/error.h"
@@ -13,19 +14,19 @@
 namespace capillary::python {
 namespace {
 
-bool parse_layout(const char* layout) {
-  if (std::strcmp(layout, "NHD") == 0) return false;
-  if (std::strcmp(layout, "HND") == 0) return true;
-  throw InvalidArgument(five_parts("Planner.run", "kv_layout", std::string("is '") + layout + "'",
-                                   "be 'NHD' ([pages, page_size, heads, dim]) or 'HND' "
-                                   "([pages, heads, page_size, dim])",
-                                   "name the order of the caches' axes"));
-}
-
 ModelShape make_shape(const char* function, int num_q_heads, int num_kv_heads, int head_dim,
                       std::optional<int> head_dim_v, const std::string& dtype) {
   return {num_q_heads, num_kv_heads, head_dim, head_dim_v.value_or(0),
           parse_dtype(function, dtype)};
+}
+
+// Requests are counted in 32 bits, so that no bound of a real batch overflows.
+void check_max_requests(const char* function, int64_t max_requests) {
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+  if (max_requests < 0 || max_requests > kMost)
+    throw InvalidArgument(five_parts(function, "max_requests", "is " + std::to_string(max_requests),
+                                     "be 0 to " + std::to_string(kMost),
+                                     "pass the largest batch you plan for"));
 }
 
 void make_planner(PyPlanner* self, int num_q_heads, int num_kv_heads, int head_dim,
@@ -33,6 +34,11 @@ void make_planner(PyPlanner* self, int num_q_heads, int num_kv_heads, int head_d
                   const std::string& device, const std::string& mode, int cluster_size,
                   int num_pieces, bool fixed_grid, std::optional<DeviceProfile> profile,
                   int64_t max_requests, int64_t plan_capacity_bytes) {
+  check_max_requests("Planner", max_requests);
+  if (plan_capacity_bytes < 0)
+    throw InvalidArgument(five_parts("Planner", "plan_capacity_bytes",
+                                     "is " + std::to_string(plan_capacity_bytes), "be at least 0",
+                                     "pass the bytes of the largest plan, or 0 for a default"));
   PlannerSettings settings;
   settings.shape = make_shape("Planner", num_q_heads, num_kv_heads, head_dim, head_dim_v, dtype);
   settings.options = {parse_mode("Planner", mode), cluster_size, num_pieces, fixed_grid};
@@ -43,9 +49,9 @@ void make_planner(PyPlanner* self, int num_q_heads, int num_kv_heads, int head_d
   new (self) PyPlanner(settings);
 }
 
-nb::dict summary_of(const PyPlanner& self) {
-  const Plan& plan = self.current();
-  const PlanSummary& s = self.summary();
+nb::dict summary_of(PyPlanner& self) {
+  const PlannerState state = self.state("Planner.explain");
+  const PlanSummary& s = state.summary;
   nb::dict fields;
   fields["mode"] = mode_name(s.mode);
   fields["num_requests"] = s.num_requests;
@@ -61,12 +67,12 @@ nb::dict summary_of(const PyPlanner& self) {
   fields["floor_us"] = s.floor_us;
   fields["predicted_us"] = s.predicted_us;
   fields["reason"] = s.reason;
-  fields["plan_bytes"] = plan.size_bytes();
-  fields["workspace_bytes"] = plan.workspace_bytes();
+  fields["plan_bytes"] = state.plan_bytes;
+  fields["workspace_bytes"] = state.workspace_bytes;
   fields["profile"] = self.profile().name;
   fields["profile_where"] = self.profile_where();
   fields["device"] = self.device_text();
-  fields["num_runs"] = self.num_runs();
+  fields["num_runs"] = state.num_runs;
   nb::list candidates;
   for (const PlanCandidate& c : s.candidates)
     candidates.append(
@@ -79,9 +85,7 @@ int64_t bound(int64_t max_requests, int num_q_heads, int num_kv_heads, int head_
               std::optional<int> head_dim_v, const std::string& mode, int cluster_size,
               int num_pieces, std::optional<DeviceProfile> profile) {
   const char* function = "workspace_bytes";
-  if (max_requests < 0)
-    throw InvalidArgument(five_parts(function, "max_requests", "is " + std::to_string(max_requests),
-                                     "be at least 0", "pass the largest batch you plan for"));
+  check_max_requests(function, max_requests);
   const ModelShape shape =
       make_shape(function, num_q_heads, num_kv_heads, head_dim, head_dim_v, "bfloat16");
   const PlanOptions options{parse_mode(function, mode), cluster_size, num_pieces, false};
@@ -103,17 +107,21 @@ void bind_planner(nb::module_& module) {
       .def("plan", &PyPlanner::plan, nb::arg("forest"), nb::kw_only(),
            nb::arg("stream").none() = nb::none(),
            "Plans one decode step over a forest; every layer then runs it.\n\n"
-           "On a CUDA device the plan is uploaded on `stream`, without waiting for it.\n\n"
-           "Raises InvalidArgumentError while `stream` is being captured, or when a captured graph "
-           "could\n"
-           "not run the new plan.",
+           "On a CUDA device the plan is uploaded on `stream` (None: PyTorch's current one), "
+           "without "
+           "waiting for it.\n\n"
+           "Raises InvalidArgumentError for more than max_requests, while `stream` is being "
+           "captured, "
+           "or when a\n"
+           "captured graph could not run the new plan; DeviceError if memory or the upload fails.",
            nb::sig("def plan(self, forest: PrefixForest, *, stream: object | None = None) -> None"))
-      .def("update", &PyPlanner::update, nb::arg("block_table"), nb::arg("seq_lens"),
+      .def("update", &PyPlanner::update, nb::arg("block_table").none(), nb::arg("seq_lens").none(),
            nb::arg("page_size"), nb::kw_only(), nb::arg("previous_row").none() = nb::none(),
            nb::arg("stream").none() = nb::none(),
            "Plans a step from the batch's block table and lengths.\n\n"
            "block_table: int32 [num_requests, max_pages]; seq_lens: int32 [num_requests], in "
-           "tokens.\n"
+           "tokens, "
+           "as is page_size.\n"
            "Arrays in host memory are read in place and nothing waits; those on a CUDA device are "
            "copied\n"
            "to the host first, which waits for `stream`.\n\n"
@@ -122,8 +130,10 @@ void bind_planner(nb::module_& module) {
            "it is new. Then only what changed is compared again, and a request that kept its row "
            "must\n"
            "have kept its full pages. None: nothing is assumed.\n\n"
-           "Raises InvalidArgumentError for a bad table or length; the plan before then still "
-           "stands.",
+           "Raises WrongDTypeError or InvalidArgumentError for a bad table or length, or what "
+           "plan() "
+           "raises;\n"
+           "after a bad table or length the plan before still stands, and so do its rows.",
            nb::sig("def update(self, block_table: object, seq_lens: object, page_size: int, *, "
                    "previous_row: object | None = None, stream: object | None = None) -> None"))
       .def(
@@ -133,31 +143,45 @@ void bind_planner(nb::module_& module) {
              const char* kv_layout, nb::handle workspace, nb::handle stream, int32_t num_threads,
              bool dependent_launch) {
             self.run({q, k_cache, v_cache, block_table, out, lse, workspace, stream, softmax_scale,
-                      parse_layout(kv_layout), dependent_launch, num_threads});
+                      parse_layout("Planner.run", kv_layout), dependent_launch, num_threads});
           },
-          nb::arg("q"), nb::arg("k_cache"), nb::arg("v_cache"), nb::arg("block_table"),
-          nb::arg("out"), nb::arg("lse").none(), nb::arg("softmax_scale"), nb::arg("kv_layout"),
-          nb::arg("workspace").none(), nb::arg("stream").none(), nb::arg("num_threads"),
-          nb::arg("dependent_launch"))
+          // None is told apart from an array under the argument's name.
+          nb::arg("q").none(), nb::arg("k_cache").none(), nb::arg("v_cache").none(),
+          nb::arg("block_table").none(), nb::arg("out").none(), nb::arg("lse").none(),
+          nb::arg("softmax_scale"), nb::arg("kv_layout"), nb::arg("workspace").none(),
+          nb::arg("stream").none(), nb::arg("num_threads"), nb::arg("dependent_launch"))
       .def("_summary", &summary_of, nb::sig("def _summary(self) -> dict[str, typing.Any]"))
-      .def_prop_ro("num_q_heads", [](const PyPlanner& self) { return self.shape().num_q_heads; })
-      .def_prop_ro("num_kv_heads", [](const PyPlanner& self) { return self.shape().num_kv_heads; })
-      .def_prop_ro("head_dim", [](const PyPlanner& self) { return self.shape().head_dim; })
-      .def_prop_ro("head_dim_v", [](const PyPlanner& self) { return self.shape().v_dim(); })
-      .def_prop_ro("dtype", [](const PyPlanner& self) { return dtype_name(self.shape().dtype); })
-      .def_prop_ro("device", &PyPlanner::device_text)
-      .def_prop_ro("profile", [](const PyPlanner& self) { return self.profile(); })
+      .def_prop_ro(
+          "num_q_heads", [](const PyPlanner& self) { return self.shape().num_q_heads; },
+          "Query heads.")
+      .def_prop_ro(
+          "num_kv_heads", [](const PyPlanner& self) { return self.shape().num_kv_heads; },
+          "KV heads.")
+      .def_prop_ro(
+          "head_dim", [](const PyPlanner& self) { return self.shape().head_dim; },
+          "Elements a head of q and K.")
+      .def_prop_ro(
+          "head_dim_v", [](const PyPlanner& self) { return self.shape().v_dim(); },
+          "Elements a head of V and of the output.")
+      .def_prop_ro(
+          "dtype", [](const PyPlanner& self) { return dtype_name(self.shape().dtype); },
+          "Name of the element type of q, caches and output.")
+      .def_prop_ro("device", &PyPlanner::device_text, "'cpu' or 'cuda:N'.")
+      .def_prop_ro(
+          "profile", [](const PyPlanner& self) { return self.profile(); },
+          "The DeviceProfile that plans are made with.")
       .def_prop_ro(
           "profile_where", &PyPlanner::profile_where,
           "Where the profile comes from: 'built in', \"the caller's\", or the file and who "
           "named it.")
       .def_prop_ro(
           "plan_bytes",
-          [](const PyPlanner& self) {
-            const Plan& plan = self.current();
-            return nb::bytes(static_cast<const char*>(plan.data()), plan.size_bytes());
+          [](PyPlanner& self) {
+            const std::vector<char> plan = self.plan_copy();
+            return nb::bytes(plan.data(), plan.size());
           },
-          "The plan as it stands in memory (docs/plan-format.md).");
+          "The plan as it stands in memory (docs/plan-format.md).",
+          nb::sig("def plan_bytes(self) -> bytes"));
 
   module.def(
       "workspace_bytes", &bound, nb::arg("max_requests"), nb::kw_only(), nb::arg("num_q_heads"),
@@ -165,8 +189,10 @@ void bind_planner(nb::module_& module) {
       nb::arg("mode") = "auto", nb::arg("cluster_size") = 0, nb::arg("num_pieces") = 0,
       nb::arg("profile").none() = nb::none(),
       "Bytes of workspace that are enough for every batch of at most max_requests requests.\n\n"
+      "The other arguments are a Planner's.\n"
       "An upper bound, for memory that is allocated once; explain().workspace_bytes is what one\n"
-      "plan needs.");
+      "plan needs.\n\n"
+      "Raises InvalidArgumentError or UnsupportedConfigError for a shape that cannot be planned.");
 }
 
 }  // namespace capillary::python

@@ -165,8 +165,10 @@ void bind_forest(nb::module_& module) {
           "block_table: int32 [num_requests, max_pages]; seq_lens: int32 [num_requests], in "
           "tokens.\n"
           "Only the first ceil(seq_len / page_size) ids of a row are read.\n\n"
-          "Raises InvalidArgumentError for a negative length or page id, or a row too narrow for "
-          "its length.",
+          "Raises WrongDTypeError for anything but int32; InvalidArgumentError for a negative "
+          "length "
+          "or page id,\n"
+          "or a row too narrow for its length.",
           nb::sig("def from_block_table(block_table: object, seq_lens: object, page_size: int, *, "
                   "stream: object | None = None) -> PrefixForest"))
       .def_static(
@@ -176,30 +178,56 @@ void bind_forest(nb::module_& module) {
           },
           nb::arg("block_table"), nb::arg("seq_lens"), nb::arg("page_size"), nb::kw_only(),
           nb::arg("stream").none() = nb::none(),
-          "Every request alone, whatever the table says. Arguments as of from_block_table.",
+          "Every request alone, whatever the table says. Arguments and errors as of "
+          "from_block_table.",
           nb::sig("def flat(block_table: object, seq_lens: object, page_size: int, *, "
                   "stream: object | None = None) -> PrefixForest"))
       .def_static(
           "from_csr", &from_csr, nb::arg("parent"), nb::arg("num_tokens"), nb::arg("page_indptr"),
           nb::arg("page_ids"), nb::arg("request_node"), nb::arg("page_size"),
           "Node i hangs under parent[i] (-1: root) and has num_tokens[i] tokens in pages\n"
-          "page_ids[page_indptr[i]:page_indptr[i + 1]]; request r ends at node request_node[r].\n\n"
-          "Inner nodes hold whole pages. Raises InvalidArgumentError for anything else.")
+          "page_ids[page_indptr[i]:page_indptr[i + 1]]; request r ends at node request_node[r] "
+          "(-1: "
+          "it is empty).\n\n"
+          "parent, num_tokens: int32 [num_nodes]; page_indptr: int32 [num_nodes + 1]; page_ids: "
+          "int32 [n];\n"
+          "request_node: int32 [num_requests]. page_size: tokens. Inner nodes hold whole pages.\n\n"
+          "Raises WrongDTypeError for anything but int32; InvalidArgumentError for a cycle, a "
+          "range "
+          "outside\n"
+          "page_ids, or pages that do not fit the tokens.")
       .def_static(
           "from_levels", &from_levels, nb::arg("levels"), nb::arg("num_requests"),
           nb::arg("page_size"),
           "Levels of a cascade, each (group, indptr, page_ids, num_tokens): request r has on this\n"
-          "level the pages of entry group[r] (-1: none); requests with the same entry share it.",
+          "level the pages of entry group[r] (-1: none); requests with the same entry share it.\n\n"
+          "group: int32 [num_requests]; indptr: int32 [num_entries + 1], where each entry's pages "
+          "begin in\n"
+          "page_ids: int32 [n]; num_tokens: int32 [num_entries]. page_size: tokens.\n\n"
+          "Raises WrongDTypeError for anything but int32; InvalidArgumentError for an entry or a "
+          "range that is not\n"
+          "there, or pages that do not fit the tokens.",
           nb::sig("def from_levels(levels: collections.abc.Sequence[tuple[object, object, object, "
                   "object]], num_requests: int, page_size: int) -> PrefixForest"))
       .def_static(
           "from_parents", &from_parents, nb::arg("parent"), nb::arg("num_tokens"),
           nb::arg("page_size"),
           "A tree's shape alone: every childless node is a request; pages are numbered in order\n"
-          "of first use.")
-      .def_prop_ro("num_requests", [](const Forest& self) { return self.forest.num_requests(); })
-      .def_prop_ro("num_nodes", [](const Forest& self) { return self.forest.nodes().size(); })
-      .def_prop_ro("page_size", [](const Forest& self) { return self.forest.page_size(); })
+          "of first use. A shared node's partial last page moves to its children.\n\n"
+          "parent: int32 [num_nodes], -1 for a root; num_tokens: int32 [num_nodes]. page_size: "
+          "tokens.\n\n"
+          "Raises WrongDTypeError for anything but int32; InvalidArgumentError for a cycle, a "
+          "parent "
+          "that is not\n"
+          "there, or a negative count.")
+      .def_prop_ro(
+          "num_requests", [](const Forest& self) { return self.forest.num_requests(); },
+          "Requests, empty ones included.")
+      .def_prop_ro(
+          "num_nodes", [](const Forest& self) { return self.forest.nodes().size(); },
+          "Runs of tokens that exactly the same requests share.")
+      .def_prop_ro(
+          "page_size", [](const Forest& self) { return self.forest.page_size(); }, "Tokens a page.")
       .def_prop_ro(
           "unique_tokens", [](const Forest& self) { return self.forest.unique_tokens(); },
           "KV tokens, each counted once.")
@@ -219,7 +247,9 @@ void bind_forest(nb::module_& module) {
           "The forest's own page ids, int32 [n]: what run() takes as its block table. Empty for a\n"
           "forest made from a block table; then it takes that table.",
           nb::sig("def page_ids(self) -> numpy.typing.NDArray[numpy.int32]"))
-      .def_prop_ro("owns_page_ids", [](const Forest& self) { return self.forest.owns_page_ids(); })
+      .def_prop_ro(
+          "owns_page_ids", [](const Forest& self) { return self.forest.owns_page_ids(); },
+          "Whether run() takes `page_ids`, and no block table.")
       .def("__repr__", [](const Forest& self) {
         return "<PrefixForest of " + std::to_string(self.forest.num_requests()) + " requests, " +
                std::to_string(self.forest.nodes().size()) + " nodes, " +

@@ -41,11 +41,17 @@ nb::tuple oracle(nb::handle q, nb::handle k_cache, nb::handle v_cache, nb::handl
   const ArrayArgument queries(function, "q", q, Access::kRead);
   const ArrayArgument keys(function, "k_cache", k_cache, Access::kRead);
   const ArrayArgument values(function, "v_cache", v_cache, Access::kRead);
-  const HostBatch batch(function, block_table, seq_lens, nb::none());
+  // The oracle itself looks at the caches' types alone.
+  if (queries.view().dtype == DType::kInt32 || queries.view().dtype == DType::kInt64)
+    throw WrongDType(five_parts(function, "q",
+                                std::string("has dtype ") + dtype_name(queries.view().dtype),
+                                "be float16, bfloat16 or float32", "convert it"));
+  const bool is_hnd = parse_layout(function, kv_layout);
+  const HostBatch batch(function, block_table, seq_lens, nb::handle());
   OracleInput input;
   input.q = queries.view();
-  input.k_cache = kv_layout == "HND" ? hnd_as_nhd(keys.view()) : keys.view();
-  input.v_cache = kv_layout == "HND" ? hnd_as_nhd(values.view()) : values.view();
+  input.k_cache = is_hnd ? hnd_as_nhd(keys.view()) : keys.view();
+  input.v_cache = is_hnd ? hnd_as_nhd(values.view()) : values.view();
   input.block_table = batch.table();
   input.seq_lens = batch.seq_lens();
   input.softmax_scale = softmax_scale;
@@ -119,8 +125,9 @@ void bind_functions(nb::module_& module) {
   module.def("_check_supported", &check_supported);
   module.def(
       "devices", &devices,
-      "The CUDA devices this build sees: dicts of index, name, compute, num_sms, memory_bytes,\n"
-      "driver, runtime.",
+      "The CUDA devices this build sees: dicts of index, name, compute (major, minor), num_sms, "
+      "memory_bytes,\n"
+      "driver and runtime (versions as CUDA counts them: 13000 is 13.0). Empty without CUDA.",
       nb::sig("def devices() -> list[dict[str, typing.Any]]"));
   module.def("kernels", &kernels, "The kernel instances of this build, in words.");
 }

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
-// Names of element types, modes and devices, as users write them.
+// Names of element types, modes, layouts and devices, as users write them.
 #pragma once
 
 #include <string>
+#include <string_view>
 
 #include "capillary/error.h"
 #include "capillary/plan.h"
@@ -23,6 +24,16 @@ inline Mode parse_mode(const char* function, const std::string& name) {
     if (name == mode_name(mode)) return mode;
   throw InvalidArgument(five_parts(function, "mode", "is '" + name + "'",
                                    "be 'auto', 'flat' or 'shared-l2'", "leave it out for 'auto'"));
+}
+
+// Whether a cache's axes are in HND order.
+inline bool parse_layout(const char* function, std::string_view layout) {
+  if (layout == "NHD") return false;
+  if (layout == "HND") return true;
+  throw InvalidArgument(five_parts(function, "kv_layout", "is '" + std::string(layout) + "'",
+                                   "be 'NHD' ([pages, page_size, heads, dim]) or 'HND' "
+                                   "([pages, heads, page_size, dim])",
+                                   "name the order of the caches' axes"));
 }
 
 // "cpu" -> -1, "cuda" -> 0, "cuda:N" -> N

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <iterator>
 
 #include "capillary/decode.h"
 #include "capillary/error.h"
@@ -58,10 +59,42 @@ std::string PyPlanner::device_text() const {
   return on_cuda_ ? "cuda:" + std::to_string(device_index_) : "cpu";
 }
 
-void PyPlanner::check_process(const char* function) const {
-  if (on_cuda_ && process_ != getpid())
+void PyPlanner::check_process(const char* function, bool needs_device) {
+  if (process_ != getpid()) {
+    // No thread of this process has come past here. If the lock is held, its holder stayed behind in the parent: to
+    // wait would be for ever, and what it was changing is half changed.
+    if (!mutex_.try_lock())
+      fail(function, "planner", "was in use by another thread when this process was forked",
+           "be idle then, or be made in the process that uses it", "make a Planner after the fork");
+    mutex_.unlock();
+    process_ = getpid();
+    is_forked_ = true;
+  }
+  if (on_cuda_ && is_forked_ && needs_device)
     fail(function, "planner", "was made before this process was forked",
          "be made in the process that uses it", "make a Planner after the fork, or use spawn");
+}
+
+void PyPlanner::check_batch(int64_t num_requests) const {
+  if (max_requests_ > 0 && num_requests > max_requests_)
+    fail("Planner", "batch", "has " + std::to_string(num_requests) + " requests",
+         "have at most max_requests", "make the Planner with a larger max_requests");
+}
+
+PlannerState PyPlanner::state(const char* function) {
+  check_process(function, false);
+  const nb::gil_scoped_release unlocked;
+  const std::lock_guard lock(mutex_);
+  const Plan& plan = current();
+  return {planner_.summary(), plan.size_bytes(), plan.workspace_bytes(), num_runs_};
+}
+
+std::vector<char> PyPlanner::plan_copy() {
+  check_process("Planner.plan_bytes", false);
+  const nb::gil_scoped_release unlocked;
+  const std::lock_guard lock(mutex_);
+  const auto* bytes = static_cast<const char*>(current().data());
+  return {bytes, bytes + current().size_bytes()};
 }
 
 const Plan& PyPlanner::current() const {
@@ -98,23 +131,29 @@ void PyPlanner::update(nb::handle block_table, nb::handle seq_lens, int32_t page
   if (!previous_row.is_none()) {
     previous_argument.emplace(function, "previous_row", previous_row, Access::kRead);
     previous = previous_argument->int32s();
+    // Below, an empty list would mean that all rows were kept.
+    if (std::ssize(previous) != batch.table().num_requests)
+      fail(function, "previous_row", "has " + std::to_string(previous.size()) + " entries",
+           "have one a request of the table", "pass -1 for requests that are new");
   }
+  const bool is_afresh = previous_row.is_none();
   const nb::gil_scoped_release unlocked;
   const std::lock_guard lock(mutex_);
-  // Whoever names no previous rows has not said that anything stayed.
-  if (tracker_ == nullptr || tracker_page_size_ != page_size || previous_row.is_none()) {
-    tracker_ = std::make_unique<ForestTracker>(page_size);
+  check_batch(batch.table().num_requests);
+  if (tracker_ == nullptr || tracker_page_size_ != page_size || is_afresh) {
+    // Whoever names no previous rows has not said that anything stayed. A bad batch leaves the old rows.
+    auto tracker = std::make_unique<ForestTracker>(page_size);
+    (void)tracker->update(batch.table(), batch.seq_lens());
+    tracker_ = std::move(tracker);
     tracker_page_size_ = page_size;
-    previous = {};
+  } else {
+    (void)tracker_->update(batch.table(), batch.seq_lens(), previous);
   }
-  plan_locked(tracker_->update(batch.table(), batch.seq_lens(), previous), batch.table().row_stride,
-              address);
+  plan_locked(tracker_->forest(), batch.table().row_stride, address);
 }
 
 void PyPlanner::plan_locked(const PrefixForest& forest, int64_t row_stride, void* stream) {
-  if (max_requests_ > 0 && forest.num_requests() > max_requests_)
-    fail("Planner", "batch", "has " + std::to_string(forest.num_requests()) + " requests",
-         "have at most max_requests", "make the Planner with a larger max_requests");
+  check_batch(forest.num_requests());
   // Until all has gone well there is no plan: a run must not meet half of a new one.
   plan_ = nullptr;
   const Plan& plan = planner_.plan(forest);

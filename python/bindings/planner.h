@@ -9,6 +9,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "array_argument.h"
 #include "capillary/plan.h"
@@ -38,6 +39,14 @@ struct RunArguments {
   int32_t num_threads = 0;
 };
 
+// What a planner says of its current plan, all of one moment.
+struct PlannerState {
+  PlanSummary summary;
+  size_t plan_bytes = 0;
+  int64_t workspace_bytes = 0;
+  int64_t num_runs = 0;
+};
+
 class PyPlanner {
  public:
   explicit PyPlanner(const PlannerSettings& settings);
@@ -50,14 +59,17 @@ class PyPlanner {
   const ModelShape& shape() const { return planner_.shape(); }
   const DeviceProfile& profile() const { return planner_.profile(); }
   const std::string& profile_where() const { return profile_where_; }
-  const PlanSummary& summary() const { return planner_.summary(); }
-  const Plan& current() const;
   std::string device_text() const;
-  int64_t num_runs() const { return num_runs_; }
+  // Copies: another thread may plan while they are looked at.
+  PlannerState state(const char* function);
+  std::vector<char> plan_copy();
 
  private:
   PyPlanner(const PlannerSettings& settings, ChosenProfile chosen);
-  void check_process(const char* function) const;
+  // What a fork leaves behind. Called with the GIL.
+  void check_process(const char* function, bool needs_device = true);
+  void check_batch(int64_t num_requests) const;
+  const Plan& current() const;
   void* stream_for_plan(const char* function, nb::handle stream) const;
   // Without the GIL, under the lock.
   void plan_locked(const PrefixForest& forest, int64_t row_stride, void* stream);
@@ -76,7 +88,8 @@ class PyPlanner {
   int64_t num_runs_ = 0;  // since the last plan
   int64_t max_requests_;
   size_t capacity_;
-  int process_;  // a CUDA planner does not survive a fork
+  int process_;             // that uses it; another one is a fork of it
+  bool is_forked_ = false;  // a CUDA planner does not survive that
   std::mutex mutex_;
 #if CAPILLARY_WITH_CUDA
   std::unique_ptr<cuda::PlanBuffer> buffer_;

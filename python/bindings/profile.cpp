@@ -20,31 +20,44 @@ namespace {
 
 constexpr const char* kCard = "a Hopper GPU that is here";
 
-// The figures, in the order of the file format: visit(name, member).
+// The figures, in the order of the file format: visit(name, member, what it is).
 template <class Visit>
 void for_each_field(Visit&& visit) {
-  visit("name", &DeviceProfile::name);
-  visit("source", &DeviceProfile::source);
-  visit("num_sms", &DeviceProfile::num_sms);
-  visit("l2_bytes", &DeviceProfile::l2_bytes);
-  visit("smem_bytes_per_cta", &DeviceProfile::smem_bytes_per_cta);
-  visit("max_clusters", &DeviceProfile::max_clusters);
-  visit("hbm_gbps", &DeviceProfile::hbm_gbps);
-  visit("hbm_gbps_per_cta", &DeviceProfile::hbm_gbps_per_cta);
-  visit("l2_gbps_per_cta", &DeviceProfile::l2_gbps_per_cta);
-  visit("wide_gbps_per_cta", &DeviceProfile::wide_gbps_per_cta);
-  visit("dsm_load_gbps_per_cta", &DeviceProfile::dsm_load_gbps_per_cta);
-  visit("dsm_latency_us", &DeviceProfile::dsm_latency_us);
-  visit("cluster_barrier_us", &DeviceProfile::cluster_barrier_us);
-  visit("l2_merge_latency_us", &DeviceProfile::l2_merge_latency_us);
-  visit("matrix_tflops", &DeviceProfile::matrix_tflops);
-  visit("matrix_ceiling_tflops", &DeviceProfile::matrix_ceiling_tflops);
-  visit("narrow_tile_us", &DeviceProfile::narrow_tile_us);
-  visit("stream_item_us", &DeviceProfile::stream_item_us);
-  visit("launch_us", &DeviceProfile::launch_us);
-  visit("job_start_us", &DeviceProfile::job_start_us);
-  visit("item_start_us", &DeviceProfile::item_start_us);
-  visit("stream_start_us", &DeviceProfile::stream_start_us);
+  visit("name", &DeviceProfile::name, "The card's, as a rule.");
+  visit("source", &DeviceProfile::source,
+        "Where the figures come from: 'built in', or a calibration's date and build.");
+  visit("num_sms", &DeviceProfile::num_sms, "SMs.");
+  visit("l2_bytes", &DeviceProfile::l2_bytes, "L2 cache, bytes.");
+  visit("smem_bytes_per_cta", &DeviceProfile::smem_bytes_per_cta,
+        "Shared memory that one CTA may have, bytes.");
+  visit("max_clusters", &DeviceProfile::max_clusters,
+        "Clusters co-resident with one CTA an SM, by cluster size; 0: cannot be launched.");
+  visit("hbm_gbps", &DeviceProfile::hbm_gbps, "Read rate of all SMs from HBM, GB/s.");
+  visit("hbm_gbps_per_cta", &DeviceProfile::hbm_gbps_per_cta,
+        "The most that one CTA draws from HBM while the others leave it idle, GB/s.");
+  visit("l2_gbps_per_cta", &DeviceProfile::l2_gbps_per_cta, "Read rate of one CTA from L2, GB/s.");
+  visit("wide_gbps_per_cta", &DeviceProfile::wide_gbps_per_cta,
+        "What the wide path takes in at most on one SM, GB/s.");
+  visit("dsm_load_gbps_per_cta", &DeviceProfile::dsm_load_gbps_per_cta,
+        "Loads of one CTA from a peer's shared memory, by cluster size, GB/s.");
+  visit("dsm_latency_us", &DeviceProfile::dsm_latency_us, "One load from a peer, us.");
+  visit("cluster_barrier_us", &DeviceProfile::cluster_barrier_us,
+        "Cluster barrier, from arrival to wake-up, us.");
+  visit("l2_merge_latency_us", &DeviceProfile::l2_merge_latency_us,
+        "Merging parts through the workspace, us.");
+  visit("matrix_tflops", &DeviceProfile::matrix_tflops,
+        "What the wide path reaches, TFLOP/s: for estimates.");
+  visit("matrix_ceiling_tflops", &DeviceProfile::matrix_ceiling_tflops,
+        "What the tensor cores reach by themselves, TFLOP/s: for floors.");
+  visit("narrow_tile_us", &DeviceProfile::narrow_tile_us,
+        "One 16-token tile of one narrow stream, us.");
+  visit("stream_item_us", &DeviceProfile::stream_item_us,
+        "One item of a narrow stream besides its tiles, us.");
+  visit("launch_us", &DeviceProfile::launch_us,
+        "From launch to the first byte requested, and drain, us.");
+  visit("job_start_us", &DeviceProfile::job_start_us, "Between two jobs of a CTA, us.");
+  visit("item_start_us", &DeviceProfile::item_start_us, "Starting a wide phase, us.");
+  visit("stream_start_us", &DeviceProfile::stream_start_us, "Starting a narrow phase, us.");
 }
 
 DeviceProfile for_device(int device, const std::string& dtype, int head_dim) {
@@ -132,7 +145,8 @@ void bind_profile(nb::module_& module) {
       .def("__repr__", [](const DeviceProfile& self) {
         return "<DeviceProfile " + self.name + " (" + self.source + ")>";
       });
-  for_each_field([&](const char* name, auto member) { profile.def_ro(name, member); });
+  for_each_field(
+      [&](const char* name, auto member, const char* what) { profile.def_ro(name, member, what); });
   module.def("_read_profile", &read_file, nb::arg("path"));
   module.def("_card_to_calibrate", &card_to_calibrate, nb::arg("device"),
              nb::sig("def _card_to_calibrate(device: str) -> tuple[int, str]"));

@@ -22,7 +22,8 @@ void bind_radix_cache(nb::module_& module) {
       "from several threads at once.")
       .def(nb::init<int64_t, int32_t, int32_t>(), nb::arg("num_pages"), nb::arg("page_size"),
            nb::kw_only(), nb::arg("first_page") = 0,
-           "Pages are numbered first_page to first_page + num_pages - 1.")
+           "Pages are numbered first_page to first_page + num_pages - 1. page_size: tokens.\n\n"
+           "Raises InvalidArgumentError for page ids beyond int32 or a page without tokens.")
       .def(
           "match_prefix",
           [int32s](RadixCache& self, nb::handle tokens) {
@@ -31,17 +32,22 @@ void bind_radix_cache(nb::module_& module) {
             return nb::make_tuple(match.node, match.page_ids);
           },
           nb::arg("tokens"),
-          "(node, page ids) of the longest cached prefix, in whole pages. Freshens it.",
+          "(node, page ids) of the longest cached prefix of tokens (int32 [n]), in whole pages. "
+          "Freshens it.\n\n"
+          "Raises WrongDTypeError or InvalidArgumentError for anything but int32 in host memory.",
           nb::sig("def match_prefix(self, tokens: object) -> tuple[int, list[int]]"))
       .def("allocate_pages", &RadixCache::allocate_pages, nb::arg("count"),
-           "Takes free pages, evicting unlocked leaves, least recently used first.\n\n"
+           "Takes `count` free pages, evicting unlocked leaves, least recently used first: their "
+           "ids.\n\n"
            "Raises OutOfPagesError, and takes nothing, when there are too few.")
       .def(
           "free_pages",
           [int32s](RadixCache& self, nb::handle page_ids) {
             self.free_pages(int32s("RadixCache.free_pages", "page_ids", page_ids).int32s());
           },
-          nb::arg("page_ids"), "Returns pages that were allocated and never inserted.",
+          nb::arg("page_ids"),
+          "Gives back pages (int32 [n]) that were allocated and never inserted.\n\n"
+          "Raises InvalidArgumentError, and takes none, for a page that is not handed out.",
           nb::sig("def free_pages(self, page_ids: object) -> None"))
       .def(
           "insert",
@@ -53,16 +59,24 @@ void bind_radix_cache(nb::module_& module) {
           },
           nb::arg("tokens"), nb::arg("page_ids"),
           "Hands the whole pages of `tokens` to the tree: (node, the tree's pages, duplicates "
-          "freed).",
+          "freed).\n\n"
+          "tokens: int32 [n]; page_ids: int32 [n // page_size], page i with tokens i * page_size "
+          "and "
+          "after.\n\n"
+          "Raises InvalidArgumentError for another number of pages, or pages that are not the "
+          "caller's.",
           nb::sig("def insert(self, tokens: object, page_ids: object) -> tuple[int, list[int], "
                   "list[int]]"))
       .def("lock", &RadixCache::lock, nb::arg("node"),
-           "A locked node and its ancestors are not evicted. Locks nest.")
-      .def("unlock", &RadixCache::unlock, nb::arg("node"))
-      .def("evict", &RadixCache::evict, nb::arg("num_pages"), "Returns the number evicted.")
+           "A locked node and its ancestors are not evicted. Locks nest.\n\n"
+           "Raises InvalidArgumentError for a node that is gone.")
+      .def("unlock", &RadixCache::unlock, nb::arg("node"),
+           "Takes one lock back. Raises InvalidArgumentError for a node that has none.")
+      .def("evict", &RadixCache::evict, nb::arg("num_pages"),
+           "Frees that many cached pages, or as many as are not locked: returns how many.")
       .def("check_invariants", &RadixCache::check_invariants,
            "Raises InternalError unless every page is free, cached or handed out, exactly once.")
-      .def_prop_ro("page_size", &RadixCache::page_size)
+      .def_prop_ro("page_size", &RadixCache::page_size, "Tokens a page.")
       .def_prop_ro(
           "stats",
           [](const RadixCache& self) {
@@ -79,6 +93,9 @@ void bind_radix_cache(nb::module_& module) {
             fields["free_pages"] = s.free_pages;
             return fields;
           },
+          "Counts: lookups, tokens_requested and tokens_hit of match_prefix; pages_evicted and "
+          "evictions (of nodes);\n"
+          "nodes, cached_pages (of them locked_pages) and free_pages as they are now.",
           nb::sig("def stats(self) -> dict[str, int]"));
 }
 

@@ -79,6 +79,13 @@ class Batch:
         return (*tensors, torch.from_numpy(self.table).to(device))
 
 
+def planned(batch, **options):
+    """A planner of NumPy arrays, with the batch's plan."""
+    planner = batch.planner(**options)
+    planner.update(batch.table, batch.lens, batch.page_size)
+    return planner
+
+
 @pytest.fixture
 def batch():
     return Batch()

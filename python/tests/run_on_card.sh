@@ -79,7 +79,7 @@ run_tests() {
   limited pytest-transformers 70 "${pytest[@]}" python/tests/test_transformers.py &
   running+=($!)
   limited pytest-host 70 "${pytest[@]}" python/tests/test_forest.py python/tests/test_planner.py \
-    python/tests/test_examples.py &
+    python/tests/test_arrays.py python/tests/test_threads.py python/tests/test_package.py python/tests/test_examples.py &
   running+=($!)
   for part in "${running[@]}"; do wait "$part" || failed=1; done
   grep -hE '^(FAILED|ERROR|SKIPPED|E  )|[0-9]+ (passed|failed|skipped).* in ' "$logs"/pytest-*.log | head -n 60 || true

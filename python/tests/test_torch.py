@@ -170,26 +170,30 @@ def test_an_operator_without_its_planner(batch, device):
         torch.ops.capillary.decode(q, k, v, table, handle)
 
 
-def test_compiled_whole_and_once_for_all_batch_sizes(make_batch, device):
+# Left to itself PyTorch compiles once more when a size first changes, and always for a batch of 1.
+@pytest.mark.parametrize(("dynamic", "sizes", "compilations"), [
+    (True, (5, 7, 12, 4), 1), (None, (5, 7, 12, 4), 2), (True, (5, 1, 7, 1, 12), 2)])
+def test_compiled_whole_and_once_for_all_batch_sizes(make_batch, device, dynamic, sizes, compilations):
     from torch._dynamo.testing import CompileCounterWithBackend
+    torch._dynamo.reset()
     counter = CompileCounterWithBackend("aot_eager")
     planner = None
 
-    @torch.compile(backend=counter, fullgraph=True, dynamic=True)
+    @torch.compile(backend=counter, fullgraph=True, dynamic=dynamic)
     def layer(q, k, v, table, handle):
         out = torch.ops.capillary.decode(q * 1.0, k, v, table, handle)
         both = torch.empty_like(out)
         torch.ops.capillary.decode_out(q, k, v, table, handle, out=both)
         return (out + both) * 0.5
 
-    for seed, num_requests in enumerate((5, 7, 12, 4)):
+    for seed, num_requests in enumerate(sizes):
         batch = make_batch(num_requests=num_requests, seed=seed)
         q, k, v, table = batch.torch("bfloat16", device)
         planner = planner or batch.planner("bfloat16", device, TorchPlanner)
         planner.update(batch.table, batch.lens, 16)
         out = layer(q, k, v, table, planner.handle)
         np.testing.assert_allclose(*host(out), batch.oracle()[0], atol=3e-2)
-    assert counter.frame_count == 1
+    assert counter.frame_count == compilations
 
 
 def test_merging_states_of_tensors(batch, device):
@@ -207,6 +211,42 @@ def test_merging_states_of_tensors(batch, device):
     nothing = torch.full_like(first[1], -torch.inf)
     out, lse = merge_states_by_torch(first[0] * torch.nan, nothing, rest[0] * torch.nan, -nothing, "e", None, None)
     assert (out == 0).all() and torch.isneginf(lse).all()
+
+
+@pytest.mark.parametrize(("name", "change", "error", "part"), [
+    ("v_b", lambda t: t[:1], ValueError, "v_b has shape"), ("lse_a", lambda t: t[0], ValueError, "lse_a has shape"),
+    ("lse_b", lambda t: t[:, :1], ValueError, "lse_b has shape"), ("lse_b", lambda t: t.double(), TypeError, "float64"),
+    ("v_a", lambda t: t[0], ValueError, "v_a has 2 dimensions"), ("v_b", lambda t: t.int(), TypeError, "v_b has dtype int32"),
+    ("lse_a", lambda t: t.to("meta"), ValueError, "lse_a is on meta"), ("lse_b", lambda t: 0, ValueError, "lse_b is a int"),
+    ("v_out", lambda t: t.repeat(1, 1, 2), ValueError, "v_out has shape")])
+def test_states_that_do_not_fit_are_not_broadcast(device, name, change, error, part):
+    from capillary.torch_ops import merge_states_by_torch
+    v, lse = torch.ones(3, 2, 4, device=device), torch.zeros(3, 2, device=device)
+    states = {"v_a": v, "lse_a": lse, "v_b": v, "lse_b": lse, "lse_base": "e", "v_out": v.clone(), "lse_out": None}
+    states[name] = change(states[name])
+    with pytest.raises(error, match=part) as caught:
+        merge_states_by_torch(**states)
+    assert isinstance(caught.value, capillary.CapillaryError)
+
+
+def test_an_lse_that_is_nan_is_not_an_empty_side(device):
+    v, lse = torch.ones(1, 1, 4, device=device), torch.zeros(1, 1, device=device)
+    out, merged = capillary.merge_states(v, lse * torch.nan, v, lse)
+    assert out.isnan().all() and merged.isnan().all()
+    from capillary.torch_ops import merge_states_by_torch
+    out, merged = merge_states_by_torch(v, lse * torch.nan, v, lse, "e", None, None)
+    assert out.isnan().all() and merged.isnan().all()
+
+
+def test_tensors_without_memory_or_of_another_rank_are_named(batch, device):
+    planner, q, k, v, table = planned(batch, "bfloat16", device)
+    for name, tensors in (("q", (q.to("meta"), k, v, table)), ("v_cache", (q, k, v.to_sparse(), table))):
+        with pytest.raises(ValueError, match=f"{name} is a Tensor that cannot be exported"):
+            planner.run(*tensors, out=torch.empty_like(q))
+    decode = torch.ops.capillary.decode
+    for name, tensors in (("q", (q[0], k, v, table)), ("v_cache", (q, k, v[0], table))):
+        with pytest.raises(ValueError, match=f"{name} has shape"):
+            decode(*tensors, planner.handle)
 
 
 # --- what only a card can show -------------------------------------------------------------------------------
@@ -274,6 +314,38 @@ def test_the_current_stream_is_used(make_batch, device):
         out = planner.run(late, k, v, table)
     side.synchronize()
     assert torch.equal(out, expected)
+
+
+@cuda_only
+def test_host_copies_wait_for_nothing(make_batch, device):
+    batch = make_batch(num_requests=12, shared_pages=40)
+    planner, *tensors = planned(batch, "bfloat16", device)
+    out = torch.empty_like(tensors[0])
+    lens = torch.from_numpy(batch.lens).to(device)
+    planner.run(*tensors, out=out)  # what is set up once is there
+    torch.cuda.synchronize()
+    torch.cuda._sleep(2_000_000_000)  # about a second
+    planner.update(batch.table, batch.lens, batch.page_size)
+    planner.run(*tensors, out=out)
+    assert not torch.cuda.current_stream().query()  # neither of them waited
+    planner.update(tensors[3], lens, batch.page_size)  # and this one has to
+    assert torch.cuda.current_stream().query()
+    np.testing.assert_allclose(*host(out), batch.oracle()[0], atol=3e-2)
+
+
+@cuda_only
+def test_the_device_of_the_tensors_is_worked_on(batch, device):
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two cards")
+    planner, *tensors = planned(batch, "bfloat16", "cuda:1")
+    assert torch.cuda.current_device() == 0
+    assert_state(*host(*planner.run(*tensors, return_lse=True)), batch.oracle(), "bfloat16")
+    out = torch.ops.capillary.decode(*tensors, planner.handle)
+    out_of_decode, lse = capillary.decode(*tensors, torch.from_numpy(batch.lens).to("cuda:1"), return_lse=True)
+    assert torch.equal(out, out_of_decode) and out.device.index == lse.device.index == 1
+    assert torch.cuda.current_device() == 0
+    with pytest.raises(ValueError, match="cuda:0"):
+        planner.run(tensors[0].to("cuda:0"), *tensors[1:])
 
 
 @cuda_only

@@ -12,7 +12,8 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers", minversion="5.0")
 
 from transformers import (  # noqa: E402
-    LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, Qwen3Config, Qwen3ForCausalLM)
+    LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config,
+    Qwen3ForCausalLM)
 
 import capillary  # noqa: E402
 from capillary.integrations.transformers import PagedCache, explain, register  # noqa: E402
@@ -26,6 +27,7 @@ SHAPE = {"vocab_size": 256, "hidden_size": 128, "intermediate_size": 128, "num_h
          "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 1024}
 FAMILIES = {
     "llama": (LlamaForCausalLM, LlamaConfig(**SHAPE)),
+    "qwen2": (Qwen2ForCausalLM, Qwen2Config(**SHAPE)),
     "qwen3": (Qwen3ForCausalLM, Qwen3Config(**SHAPE)),
     "mistral": (MistralForCausalLM, MistralConfig(**SHAPE, sliding_window=None)),
 }
@@ -138,6 +140,42 @@ def test_parallel_samples_match_along_their_own_text():
     reference = forced_logits(model, "sdpa", rows, row_mask, texts)
     exact = forced_logits(model.float(), "sdpa", rows, row_mask, texts)
     assert (ours - exact).abs().max() <= 1.5 * (reference - exact).abs().max()
+
+
+@torch.no_grad()
+def beam_logits(model, implementation, ids, mask, cache, beams):
+    """Logits of every step of beams: (which row each row goes on from, its next token) after every step."""
+    model.set_attn_implementation(implementation)
+    last = (mask.cumsum(1) - 1)[:, -1:]
+    output = model(input_ids=ids, attention_mask=mask, position_ids=(mask.cumsum(1) - 1).clamp(min=0),
+                   past_key_values=cache, use_cache=True)
+    logits = [output.logits[:, -1].float()]
+    for source, tokens in beams:
+        output.past_key_values.reorder_cache(source)
+        mask, last = torch.cat((mask, torch.ones_like(mask[:, :1])), dim=1), last + 1
+        output = model(input_ids=tokens[:, None], attention_mask=mask, position_ids=last,
+                       past_key_values=output.past_key_values, use_cache=True)
+        logits.append(output.logits[:, -1].float())
+    return torch.stack(logits)
+
+
+def test_beams_match_along_one_search():
+    """Beams that die out and fork at random: both sides keep the same ones, whatever their scores would have been."""
+    model, width = make_model(), 4
+    ids, mask = (tensor.repeat_interleave(width, 0) for tensor in pad(make_prompts(2)))
+    generator = torch.Generator().manual_seed(2)
+    groups = torch.arange(2).repeat_interleave(width) * width
+    beams = [((groups + torch.randint(0, width, groups.shape, generator=generator)).to(DEVICE),
+              torch.randint(0, 256, groups.shape, generator=generator).to(DEVICE)) for _ in range(NUM_TOKENS - 1)]
+    cache = PagedCache(model.config, ids, mask)
+    ours = beam_logits(model, "capillary", ids, mask, cache, beams)
+    reference = beam_logits(model, "sdpa", ids, mask, None, beams)
+    exact = beam_logits(model.float(), "sdpa", ids, mask, None, beams)
+    assert ours.isfinite().all() and ours.shape[0] == NUM_TOKENS
+    assert (ours - exact).abs().max() <= 1.5 * (reference - exact).abs().max()
+    explanation = cache.explain()
+    assert explanation.path == "shared" and explanation.num_runs == model.config.num_hidden_layers
+    assert (cache.block_table()[0][:width, 25] == cache.block_table()[0][0, 25]).all()  # of generated tokens, too
 
 
 @torch.no_grad()

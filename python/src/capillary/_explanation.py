@@ -29,11 +29,15 @@ class Explanation:
     mode: str
     """``auto`` (shared, merged in the cluster), ``flat`` or ``shared-l2``: what was chosen."""
     num_requests: int
+    """Rows of the batch, empty ones included."""
     num_nodes: int
+    """Runs of tokens that exactly the same requests share."""
     num_jobs: int
     """Query groups cut for one KV head."""
     cluster_size: int
+    """CTAs that work on one job together."""
     num_clusters: int
+    """Clusters that are launched."""
     unique_bytes: int
     """KV bytes, each counted once."""
     flat_bytes: int
@@ -45,9 +49,13 @@ class Explanation:
     split_bytes: int
     """Partials that go through the workspace."""
     floor_us: float
+    """What no kernel can be faster than: unique bytes at the read rate, or the arithmetic at the matrix rate."""
     predicted_us: float
+    """Of this plan, launch included."""
     reason: str
+    """Why this plan, and what came next; or why nothing is shared."""
     plan_bytes: int
+    """Size of the plan itself."""
     workspace_bytes: int
     """Bytes of workspace that a run of this plan needs."""
     profile: str
@@ -57,7 +65,7 @@ class Explanation:
     device: str
     """Where the plan runs: ``cpu`` or ``cuda:N``."""
     num_runs: int
-    """How often this very plan has been run."""
+    """How often this very plan has been run by calls. Replays of a CUDA graph are not seen from here."""
     candidates: tuple[Candidate, ...]
     """Everything weighed, the chosen one first."""
 
@@ -94,5 +102,5 @@ class Explanation:
 
 def explanation(fields: dict[str, Any]) -> Explanation:
     """An Explanation of the fields that the bindings give."""
-    fields["candidates"] = tuple(Candidate(*values) for values in fields["candidates"])
-    return Explanation(**fields)
+    candidates = tuple(Candidate(*values) for values in fields["candidates"])
+    return Explanation(**fields | {"candidates": candidates})

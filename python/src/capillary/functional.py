@@ -12,7 +12,7 @@ import numpy as np
 
 from . import _core
 from ._arrays import empty, framework_of
-from ._explanation import Explanation
+from ._explanation import Explanation, explanation
 from .errors import CapillaryError, InvalidArgumentError
 from .planner import Planner
 
@@ -73,7 +73,7 @@ def decode(q: Any, k_cache: Any, v_cache: Any, block_table: Any, seq_lens: Any, 
     [num_pages, num_kv_heads, page_size, head_dim] for HND.
     block_table: int32 [num_requests, max_pages]; seq_lens: int32 [num_requests], in tokens. If they are on the
     device they are copied to the host, which waits for the stream: a Planner that is given host copies does not.
-    The remaining options are those of Planner and Planner.run.
+    The remaining options are those of Planner and Planner.run; page_size and head_dim_v are the caches'.
 
     Returns ``out`` [num_requests, num_q_heads, head_dim_v], or ``(out, lse)`` with return_lse.
 
@@ -100,10 +100,11 @@ def decode(q: Any, k_cache: Any, v_cache: Any, block_table: Any, seq_lens: Any, 
     page_size = _axis("k_cache", k_cache, 2 if is_hnd else 1, 4)
     with lock:
         planner.update(block_table, seq_lens, page_size, stream=stream)
-        _last.planner = planner
-        return planner.run(q, k_cache, v_cache, block_table, out=out, lse=lse, return_lse=return_lse,
-                           softmax_scale=softmax_scale, kv_layout=kv_layout, stream=stream,
-                           num_threads=num_threads)
+        result = planner.run(q, k_cache, v_cache, block_table, out=out, lse=lse, return_lse=return_lse,
+                             softmax_scale=softmax_scale, kv_layout=kv_layout, stream=stream,
+                             num_threads=num_threads)
+        _last.summary = planner._summary()  # before another thread plans something else with this planner
+    return result
 
 
 def forget_planners() -> None:
@@ -113,7 +114,7 @@ def forget_planners() -> None:
 
 
 class _Last(threading.local):
-    planner: Planner | None = None
+    summary: dict[str, Any] | None = None
 
 
 _last = _Last()
@@ -121,10 +122,18 @@ _last = _Last()
 
 def explain() -> Explanation:
     """What the last decode() of this thread did. Raises InvalidArgumentError if there was none."""
-    if _last.planner is None:
+    if _last.summary is None:
         raise InvalidArgumentError("explain: nothing was decoded on this thread; must come after decode(); "
                                    "for a Planner call its own explain()")
-    return _last.planner.explain()
+    return explanation(_last.summary)
+
+
+def _shape_of(name: str, array: Any) -> tuple[int, ...]:
+    shape = getattr(array, "shape", None)
+    if shape is None:
+        raise InvalidArgumentError(f"merge_states: {name} is a {type(array).__name__}; must be an array; pass a NumPy, "
+                                   "PyTorch, CuPy or JAX array")
+    return tuple(shape)
 
 
 def merge_states(v_a: Any, lse_a: Any, v_b: Any, lse_b: Any, *, lse_base: str = "e", v_out: Any = None,
@@ -135,21 +144,31 @@ def merge_states(v_a: Any, lse_a: Any, v_b: Any, lse_b: Any, *, lse_base: str = 
     A side whose LSE is -inf (or +inf) is empty and its v is ignored; two empty sides give 0 and -inf.
     v_out, lse_out: where to write, may be a side itself; None allocates.
     Arrays in host memory, or PyTorch tensors on a CUDA device, which are merged by PyTorch's own kernels.
+
+    Raises InvalidArgumentError for arrays that do not fit each other or are elsewhere, WrongDTypeError for an LSE that is
+    not float32.
     """
+    if lse_base not in ("e", "2"):
+        raise InvalidArgumentError(f"merge_states: lse_base is {lse_base!r}; must be 'e' or '2'; say which logarithm the "
+                                   "LSEs are")
     if framework_of(v_a) == "torch" and v_a.is_cuda:
         from .torch_ops import merge_states_by_torch
         return merge_states_by_torch(v_a, lse_a, v_b, lse_b, lse_base, v_out, lse_out)
     if v_out is None:
-        v_out = empty("merge_states", v_a, tuple(v_a.shape))
+        v_out = empty("merge_states", v_a, _shape_of("v_a", v_a))
     if lse_out is None:
-        lse_out = empty("merge_states", lse_a, tuple(lse_a.shape))
+        lse_out = empty("merge_states", lse_a, _shape_of("lse_a", lse_a))
     _core._merge_states(v_a, lse_a, v_b, lse_b, v_out, lse_out, lse_base)
     return v_out, lse_out
 
 
 def is_supported(head_dim: int, dtype: str = "bfloat16", *, device: str = "cuda", num_q_heads: int = 1,
                  num_kv_heads: int = 1, page_size: int = 16, head_dim_v: int | None = None) -> tuple[bool, str]:
-    """Whether a configuration can be planned and run here: ``(True, "")`` or ``(False, why not)``."""
+    """Whether a configuration can be planned and run here: ``(True, "")`` or ``(False, why not)``.
+
+    head_dim, head_dim_v: elements a head; None is head_dim. dtype, device: as of Planner. page_size: tokens.
+    Allocates nothing, and raises nothing but TypeError for arguments that are no numbers or names.
+    """
     try:
         _core._check_supported(device, dtype, head_dim, head_dim_v, num_q_heads, num_kv_heads, page_size)
     except CapillaryError as error:
@@ -167,7 +186,13 @@ def load_profile(path: str | os.PathLike[str]) -> _core.DeviceProfile:
 
 def oracle_decode(q: Any, k_cache: Any, v_cache: Any, block_table: Any, seq_lens: Any, *,
                   softmax_scale: float | None = None, kv_layout: str = "NHD") -> tuple[Any, Any]:
-    """Flat attention in fp64, for checking: NumPy ``(out, lse)`` from arrays in host memory. Slow."""
+    """Flat attention in fp64, for checking. Slow.
+
+    Arrays in host memory, with the shapes that decode() takes. Returns NumPy's ``(out, lse)``, float64
+    [num_requests, num_q_heads, head_dim_v] and [num_requests, num_q_heads]: the LSE is natural, and -inf without keys.
+
+    Raises InvalidArgumentError or WrongDTypeError for what decode() would refuse.
+    """
     out, lse = _core._oracle_decode(q, k_cache, v_cache, block_table, seq_lens, softmax_scale or 0.0, kv_layout)
     rows, heads = int(q.shape[0]), int(q.shape[1])
     return np.array(out).reshape(rows, heads, -1), np.array(lse).reshape(rows, heads)

@@ -8,6 +8,16 @@ from typing import Any
 from . import _core
 from ._arrays import empty
 from ._explanation import Explanation, explanation
+from .errors import InvalidArgumentError
+
+
+def _num_rows(q: Any) -> int:
+    try:
+        return int(q.shape[0])
+    except (AttributeError, IndexError, TypeError):
+        raise InvalidArgumentError(
+            f"Planner.run: q is a {type(q).__name__}; must be an array [num_requests, num_q_heads, head_dim]; pass a "
+            "NumPy, PyTorch, CuPy or JAX array, or out= and lse= as well") from None
 
 
 class Planner(_core.Planner):
@@ -26,7 +36,8 @@ class Planner(_core.Planner):
     taken now and none later; otherwise buffers grow in plan() and update(), never in run().
 
     A planner serves one stream at a time: two runs that overlap would share its workspace. Threads may call
-    it; calls then wait for each other. It must outlive the graphs that captured a run of it.
+    it; calls then wait for each other. It must outlive the graphs that captured a run of it. After a fork the
+    child needs a planner of its own for CUDA, and wherever another thread was using this one.
 
     Raises InvalidArgumentError, UnsupportedConfigError or UnsupportedArchError for what cannot be.
     """
@@ -45,7 +56,7 @@ class Planner(_core.Planner):
         out: [num_requests, num_q_heads, head_dim_v], dtype of q; None allocates it.
         lse: float32 [num_requests, num_q_heads], any strides: natural logarithm of each row's sum of
         exponentials, -inf for a request without keys (its output is 0).
-        softmax_scale: None is 1 / sqrt(head_dim).
+        softmax_scale: a number above 0; None (or 0) is 1 / sqrt(head_dim).
         workspace: device memory of at least explain().workspace_bytes, 16-byte aligned, of any 4-byte dtype,
         never zeroed; None is the planner's own.
         stream: CUDA only, an address or a stream object; None is the current stream of q's framework.
@@ -58,9 +69,9 @@ class Planner(_core.Planner):
         DeviceError; then ``out`` and ``lse`` may hold anything.
         """
         if out is None:
-            out = empty("Planner.run", q, (len(q), self.num_q_heads, self.head_dim_v))
+            out = empty("Planner.run", q, (_num_rows(q), self.num_q_heads, self.head_dim_v))
         if lse is None and return_lse:
-            lse = empty("Planner.run", q, (len(q), self.num_q_heads), "float32")
+            lse = empty("Planner.run", q, (_num_rows(q), self.num_q_heads), "float32")
         self._run(q, k_cache, v_cache, block_table, out, lse, softmax_scale or 0.0, kv_layout, workspace,
                   stream, num_threads, dependent_launch)
         return (out, lse) if return_lse else out

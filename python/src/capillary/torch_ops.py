@@ -23,7 +23,7 @@ from weakref import WeakValueDictionary
 import torch
 
 from . import _core
-from .errors import InvalidArgumentError
+from .errors import InvalidArgumentError, WrongDTypeError
 from .planner import Planner as _Planner
 
 _planners: WeakValueDictionary[int, TorchPlanner] = WeakValueDictionary()
@@ -69,11 +69,12 @@ _library.define("merge_states(Tensor v_a, Tensor lse_a, Tensor v_b, Tensor lse_b
 
 
 def _output_of(q: torch.Tensor, v_cache: torch.Tensor) -> torch.Tensor:
-    return q.new_empty((q.shape[0], q.shape[1], v_cache.shape[3]))
+    # Of whatever rank: _run refuses a wrong one by name.
+    return q.new_empty((*q.shape[:-1], *v_cache.shape[-1:]))
 
 
 def _lse_of(q: torch.Tensor) -> torch.Tensor:
-    return q.new_empty((q.shape[0], q.shape[1]), dtype=torch.float32)
+    return q.new_empty(q.shape[:-1], dtype=torch.float32)
 
 
 def _decode_out(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_table: torch.Tensor,
@@ -136,6 +137,30 @@ def _merge_on_device(v_a: torch.Tensor, lse_a: torch.Tensor, v_b: torch.Tensor, 
     return merge_states_by_torch(v_a, lse_a, v_b, lse_b, lse_base, None, None)
 
 
+def _check_states(states: dict[str, torch.Tensor | None]) -> None:
+    """PyTorch would broadcast what does not fit, and convert what has another type."""
+    v = states["v_a"]
+    for name, state in states.items():
+        if state is None and name.endswith("_out"):
+            continue
+        if not isinstance(v, torch.Tensor) or not isinstance(state, torch.Tensor):
+            raise InvalidArgumentError(f"merge_states: {name} is a {type(state).__name__}; must be a tensor like v_a; convert "
+                                       "it with torch.as_tensor")
+        if v.ndim != 3:
+            raise InvalidArgumentError(f"merge_states: v_a has {v.ndim} dimensions; must be [rows, heads, dim]; reshape it")
+        is_lse = name.startswith("lse")
+        if (state.dtype != torch.float32) if is_lse else not state.is_floating_point():
+            raise WrongDTypeError(f"merge_states: {name} has dtype {str(state.dtype).removeprefix('torch.')}; must be "
+                                  f"{'float32' if is_lse else 'float16, bfloat16 or float32'}; convert it")
+        if state.device != v.device:
+            raise InvalidArgumentError(f"merge_states: {name} is on {state.device}; must be on {v.device}; copy it to where "
+                                       "v_a is")
+        expected = v.shape[:2] if is_lse else v.shape
+        if state.shape != expected:
+            raise InvalidArgumentError(f"merge_states: {name} has shape {list(state.shape)}; must have {list(expected)}; merge "
+                                       "states of the same rows")
+
+
 def merge_states_by_torch(v_a: torch.Tensor, lse_a: torch.Tensor, v_b: torch.Tensor, lse_b: torch.Tensor,
                           lse_base: str, v_out: torch.Tensor | None,
                           lse_out: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -146,6 +171,7 @@ def merge_states_by_torch(v_a: torch.Tensor, lse_a: torch.Tensor, v_b: torch.Ten
     if lse_base not in ("e", "2"):
         raise InvalidArgumentError(f"merge_states: lse_base is '{lse_base}'; must be 'e' or '2'; say which "
                                    "logarithm the LSEs are")
+    _check_states({"v_a": v_a, "lse_a": lse_a, "v_b": v_b, "lse_b": lse_b, "v_out": v_out, "lse_out": lse_out})
     exponential, logarithm = (torch.exp, torch.log) if lse_base == "e" else (torch.exp2, torch.log2)
     sides = [(v.float(), torch.where(torch.isinf(lse), -torch.inf, lse))
              for v, lse in ((v_a, lse_a), (v_b, lse_b))]
@@ -156,8 +182,9 @@ def merge_states_by_torch(v_a: torch.Tensor, lse_a: torch.Tensor, v_b: torch.Ten
     total = weights[0] + weights[1]
     merged = torch.zeros_like(sides[0][0])
     for (v, _), weight in zip(sides, weights, strict=True):
-        share = torch.where(total > 0, weight / total, 0.0).unsqueeze(-1)
-        merged = merged + torch.where(share > 0, v * share, 0.0)
+        # Of an empty side v may be NaN; an LSE that is NaN stays one.
+        share = torch.where(total == 0, 0.0, weight / total).unsqueeze(-1)
+        merged = merged + torch.where(share == 0, 0.0, v * share)
     lse = logarithm(total) + finite
     if v_out is None:
         v_out = torch.empty_like(v_a)
