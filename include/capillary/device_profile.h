@@ -50,14 +50,14 @@ struct DeviceProfile {
   double dsm_latency_us = 0.24;      // one peer load
   double cluster_barrier_us = 0.8;   // arrive to wake-up
   double l2_merge_latency_us = 2.4;  // write a part, fence, see the others' tags, read them back
-  double matrix_tflops = 575;        // what the wide path reaches: for estimates, never for floors
+  double matrix_tflops = 610;        // what the wide path reaches: for estimates, never for floors
   // A large matrix product on random data (694 to 790 seen on an H200, by power and clocks): for floors.
   double matrix_ceiling_tflops = 750;
   double narrow_tile_us = 1.05;  // one 16-token tile of one narrow stream (latency of its chain)
   double stream_item_us = 0.85;  // one item of a narrow stream, besides its tiles
-  double launch_us = 4.2;        // launch to first byte requested, and drain
+  double launch_us = 3.7;        // launch to first byte requested, and drain
   double job_start_us = 1.5;     // between jobs of one CTA, with loads running ahead
-  double item_start_us = 3.3;    // one wide phase of a CTA: query fetch, state set-up, barrier
+  double item_start_us = 3.0;    // one wide phase of a CTA: query fetch, state set-up, barrier
   double stream_start_us = 2.1;  // its narrow phase: the same for the streams
 
   // FNV-1a of every figure above; plans carry it.

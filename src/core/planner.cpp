@@ -346,9 +346,12 @@ void Planner::Impl::give_reason() {
     if (s.candidates.size() > 1 && used > 0 && used < kReasonBytes) {
       const PlanCandidate& other = s.candidates[1];
       const int more = std::snprintf(text + used, sizeof text - static_cast<size_t>(used),
-                                     "; next best: %s, clusters of %d, %d piece%s, %.1f us",
+                                     "; next best: %s, clusters of %d, %d piece%s, %.1f us%s",
                                      mode_name(other.mode), other.cluster_size, other.num_pieces,
-                                     other.num_pieces == 1 ? "" : "s", other.predicted_us);
+                                     other.num_pieces == 1 ? "" : "s", other.predicted_us,
+                                     other.predicted_us < s.candidates[0].predicted_us
+                                         ? ", which is within 2 % but reads more"
+                                         : "");
       used = more < 0 ? used : used + more;
     }
   }
