@@ -109,10 +109,21 @@ const dlpack::ExchangeApi* exchange_api(nb::handle object) {
   return last_api;
 }
 
+// JAX's arrays never change, which its exports from a device do not say.
+bool is_immutable(nb::handle object) {
+  const std::string module = text_of(object.type().attr("__module__"));
+  const std::string framework = module.substr(0, module.find('.'));
+  return framework == "jax" || framework == "jaxlib";
+}
+
 ArrayArgument::ArrayArgument(const char* function, const char* name, nb::handle object,
                              Access access, nb::handle stream)
     : function_(function), name_(name), is_host_only_(!stream.is_valid()) {
   const dlpack::ExchangeApi* api = exchange_api(object);
+  // Frameworks with an exchange table say themselves what may be written to.
+  if (api == nullptr && access == Access::kWrite && is_immutable(object))
+    fail(function_, name_, "is read-only (a " + python_type(object) + " of JAX)", "be writable",
+         "pass an array that may be written to");
   if (api != nullptr && api->view_of_object != nullptr) {
     from_exchange(*api, object, access);
   } else if (PyObject_CheckBuffer(object.ptr())) {

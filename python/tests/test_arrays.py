@@ -139,6 +139,9 @@ def test_outputs_are_of_the_framework_of_q(batch, monkeypatch):
     jax_array = type("ArrayImpl", (Exporter,), {"__module__": "jaxlib"})
     with pytest.raises(ValueError, match="out is None with arrays of jax"):
         planner.run(jax_array(batch.q, []), batch.k, batch.v, batch.table, stream=1)
+    # Nothing in the export says that it may not be written to: JAX's from a device are like that.
+    with pytest.raises(ValueError, match="out is read-only"):
+        planner.run(batch.q, batch.k, batch.v, batch.table, out=jax_array(batch.q.copy(), []), stream=1)
 
 
 class Unreadable(mmap.mmap):
