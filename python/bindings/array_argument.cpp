@@ -26,6 +26,13 @@ std::string python_type(nb::handle object) {
   return text_of(object.type().attr("__name__"));
 }
 
+// JAX's arrays never change, which its exports from a device do not say.
+bool is_immutable(nb::handle object) {
+  const std::string module = text_of(object.type().attr("__module__"));
+  const std::string framework = module.substr(0, module.find('.'));
+  return framework == "jax" || framework == "jaxlib";
+}
+
 bool is_cuda(int device_type) {
   return device_type == dlpack::kCuda || device_type == dlpack::kCudaManaged;
 }
@@ -107,13 +114,6 @@ const dlpack::ExchangeApi* exchange_api(nb::handle object) {
     last_api = api;
   }
   return last_api;
-}
-
-// JAX's arrays never change, which its exports from a device do not say.
-bool is_immutable(nb::handle object) {
-  const std::string module = text_of(object.type().attr("__module__"));
-  const std::string framework = module.substr(0, module.find('.'));
-  return framework == "jax" || framework == "jaxlib";
 }
 
 ArrayArgument::ArrayArgument(const char* function, const char* name, nb::handle object,

@@ -350,7 +350,7 @@ void Planner::Impl::give_reason() {
                                      mode_name(other.mode), other.cluster_size, other.num_pieces,
                                      other.num_pieces == 1 ? "" : "s", other.predicted_us,
                                      other.predicted_us < s.candidates[0].predicted_us
-                                         ? ", which is within 2 % but reads more"
+                                         ? ", as good as equal (within 2 %)"
                                          : "");
       used = more < 0 ? used : used + more;
     }

@@ -380,6 +380,31 @@ TEST_F(Launches, DependentLaunches) {
   EXPECT_EQ(output(lane, stream.handle), want);
 }
 
+// A launch reads its plan before the one before it has ended: it must be its own plan even so.
+TEST_F(Launches, DependentLaunchesOfTwoPlansInTurn) {
+  const Table tables[2] = {make_table(trees()[1]), make_table(trees()[4])};
+  const Plan plans[2] = {make_plan(tables[0], 2, false), make_plan(tables[1], 2, false)};
+  std::vector<uint16_t> want[2];
+  Stream stream;
+  Lane lanes[2];
+  cuda::PlanBuffer buffer(1 << 20);
+  for (size_t i = 0; i < 2; ++i) {
+    want[i] = expected(tables[i], plans[i]);
+    set_table(lanes[i], tables[i], stream.handle);
+    poison(lanes[i], stream.handle);
+  }
+  DecodeOptions options;
+  options.dependent_launch = true;
+  for (int round = 0; round < 100; ++round)
+    for (size_t i = 0; i < 2; ++i) {
+      buffer.upload(plans[i], stream.handle);
+      for (int layer = 0; layer < 3; ++layer)
+        cuda::decode(buffer, tensors(lanes[i]), lanes[i].workspace.get(),
+                     plans[i].workspace_bytes(), options, stream.handle);
+    }
+  for (size_t i = 0; i < 2; ++i) EXPECT_EQ(output(lanes[i], stream.handle), want[i]) << i;
+}
+
 // Rows with fewer partials than are folded together: what is not there must not be another's values with weight 0,
 // which make NaN of infinities.
 TEST_F(Launches, InfiniteValuesStayInfinite) {

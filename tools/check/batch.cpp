@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <climits>
+#include <cmath>
 #include <cstring>
 
 #include "check/rng.h"
@@ -65,6 +66,9 @@ float shaped(ValuePattern pattern, Role role, float value) {
       return role == Role::kKey ? -80.0f : value;
     case ValuePattern::kConstantV:
       return role == Role::kValue ? 1.5f : value;
+    case ValuePattern::kSteep:
+      if (role == Role::kQuery) return 4.0f;
+      return role == Role::kKey ? 2.0f * std::abs(value) : value;
     case ValuePattern::kNormal:
     case ValuePattern::kEqualKeys:
       break;
@@ -77,10 +81,12 @@ void fill_row(HostBuffer& buffer, DType dtype, int64_t element, int64_t dim, uin
   if (pattern == ValuePattern::kEqualKeys && role == Role::kKey) key = 1;
   const uint64_t row_key =
       mix64(key ^ mix64((static_cast<uint64_t>(role) << 32) + static_cast<uint64_t>(head)));
+  const bool constant = pattern == ValuePattern::kSteep && role == Role::kKey;
   for (int64_t i = 0; i < dim; i += 4) {
-    const auto values = four_values(row_key + static_cast<uint64_t>(i));
+    const auto values = four_values(row_key + static_cast<uint64_t>(constant ? 0 : i));
     for (int64_t j = 0; j < std::min<int64_t>(4, dim - i); ++j)
-      store(buffer, dtype, element + i + j, shaped(pattern, role, values[static_cast<size_t>(j)]));
+      store(buffer, dtype, element + i + j,
+            shaped(pattern, role, values[static_cast<size_t>(constant ? 0 : j)]));
   }
 }
 
@@ -293,6 +299,8 @@ const char* pattern_name(ValuePattern pattern) {
       return "constant-v";
     case ValuePattern::kEqualKeys:
       return "equal-keys";
+    case ValuePattern::kSteep:
+      return "steep";
   }
   return "unknown";
 }

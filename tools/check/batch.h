@@ -35,6 +35,7 @@ enum class ValuePattern {
   kFarBelowZero,  // every score about -6e4
   kConstantV,     // every V is 1.5
   kEqualKeys,     // every key the same: the mean of V
+  kSteep,         // scores from 0 to some 500: here and there a key that outweighs all before it
 };
 const char* pattern_name(ValuePattern pattern);
 

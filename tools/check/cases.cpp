@@ -261,8 +261,9 @@ void add_options(std::vector<CheckCase>& table) {
 }
 
 void add_values(std::vector<CheckCase>& table) {
-  for (const ValuePattern pattern : {ValuePattern::kPeaked, ValuePattern::kFarBelowZero,
-                                     ValuePattern::kConstantV, ValuePattern::kEqualKeys}) {
+  for (const ValuePattern pattern :
+       {ValuePattern::kPeaked, ValuePattern::kFarBelowZero, ValuePattern::kConstantV,
+        ValuePattern::kEqualKeys, ValuePattern::kSteep}) {
     for (const DType dtype : kDTypes) {
       for (const Mode mode : kModes) {
         CheckCase c = case_of(fmt::format("value/{}-{}-{}", pattern_name(pattern),
@@ -273,6 +274,24 @@ void add_values(std::vector<CheckCase>& table) {
         c.options.mode = mode;
         table.push_back(std::move(c));
       }
+    }
+  }
+}
+
+// Scores that keep growing, on every path that a row can take through a kernel: 17 to 64 rows and more than 64 a job,
+// one step and several, keys that go on from shared ones, wide heads.
+void add_steep_values(std::vector<CheckCase>& table) {
+  struct Shape {
+    int32_t num_q_heads, num_kv_heads, head_dim;
+  };
+  for (const DType dtype : kDTypes) {
+    for (const Shape shape : {Shape{32, 2, 128}, {32, 2, 64}, {8, 8, 128}, {8, 1, 256}}) {
+      CheckCase c = case_of(fmt::format("value/steep-{}-{}-{}-{}", shape.num_q_heads,
+                                        shape.num_kv_heads, shape.head_dim, dtype_name(dtype)),
+                            level_tree({1, 2, 6}, {700, 150, 61}));
+      c.shape = heads(shape.num_q_heads, shape.num_kv_heads, shape.head_dim, dtype);
+      c.values = ValuePattern::kSteep;
+      table.push_back(std::move(c));
     }
   }
 }
@@ -310,6 +329,7 @@ const std::vector<CheckCase>& case_table() {
     add_split_ratios(cases);
     add_options(cases);
     add_values(cases);
+    add_steep_values(cases);
     return cases;
   }();
   return table;

@@ -149,7 +149,7 @@ def _check_states(states: dict[str, torch.Tensor | None]) -> None:
         if v.ndim != 3:
             raise InvalidArgumentError(f"merge_states: v_a has {v.ndim} dimensions; must be [rows, heads, dim]; reshape it")
         is_lse = name.startswith("lse")
-        if (state.dtype != torch.float32) if is_lse else not state.is_floating_point():
+        if state.dtype not in ((torch.float32,) if is_lse else (torch.float16, torch.bfloat16, torch.float32)):
             raise WrongDTypeError(f"merge_states: {name} has dtype {str(state.dtype).removeprefix('torch.')}; must be "
                                   f"{'float32' if is_lse else 'float16, bfloat16 or float32'}; convert it")
         if state.device != v.device:

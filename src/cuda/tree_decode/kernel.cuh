@@ -119,6 +119,7 @@ __global__ void __launch_bounds__(Tr::kThreads, 1)
   ScheduleRest rest{0, 0};
   if (role == Role::kPlan && (threadIdx.x & 31u) == 0) rest = start_schedule(args, storage);
   if (threadIdx.x == 0) init_barriers(storage, cluster_size);
+  __syncwarp();  // the barriers below want whole warps
   if (threadIdx.x == Tr::kConsumerThreads) {
     ptx::prefetch_tensormap(&args.wide_map[0]);
     ptx::prefetch_tensormap(&args.wide_map[1]);

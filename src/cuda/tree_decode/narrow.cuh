@@ -5,8 +5,8 @@
 // rows, leaves above all, cost half of what 16 rows do:
 //   S^T = K Q^T    tokens x rows    (m16n8k16, head_dim / 16 of them for every eight rows)
 //   O^T = V^T P^T  dims x rows      (likewise)
-// A lane (g, t) = (lane / 4, lane % 4) then holds rows 2t and 2t + 1 alone: their maxima, sums and corrections
-// are its own, and of each 64 dims it has the eight from 8g on.
+// A lane (g, t) = (lane / 4, lane % 4) then holds rows 2t and 2t + 1 alone: their references, sums and
+// corrections are its own, and of each 64 dims it has the eight from 8g on.
 //
 // The tile lies in shared memory as it lay in the page, rows of head_dim elements, no swizzle, so that plain bulk
 // copies (the fastest path from HBM; in pieces of 2 KB they lose 8 %) can bring it. Fragments are taken with 16-byte
@@ -202,7 +202,9 @@ __device__ __forceinline__ void narrow_scores(NarrowLane lane, const unsigned ch
     for (int c = 0; c < 4; ++c) scores[0][c] += other[c];
 }
 
-// Scores of a tile -> probabilities against the rows' references (kSumLimit), in place, and this lane's sums of them.
+// Scores of a tile -> probabilities against the rows' references (kSumLimit), and this lane's sums of them. The score in
+// base 2 is rounded before the reference is taken off, as it was when it became one: a row's best key then has
+// probability 1 however large the scores are.
 template <class Tr, int kBlocks>
 __device__ __forceinline__ void narrow_probabilities(
     NarrowLane lane, const float (&scores)[kBlocks][4], uint32_t valid, float scale_log2,
@@ -212,7 +214,7 @@ __device__ __forceinline__ void narrow_probabilities(
 #pragma unroll
     for (int c = 0; c < 4; ++c) {
       const float value =
-          ptx::ex2_approx(fmaf(scores[block][c], scale_log2, -state.max[block][c & 1]));
+          ptx::ex2_approx(__fmul_rn(scores[block][c], scale_log2) - state.max[block][c & 1]);
       // A select, not a product: the key of a token past the end may be NaN.
       values[block][c] = lane.g + 8u * (c >> 1) < valid ? value : 0.0f;
     }

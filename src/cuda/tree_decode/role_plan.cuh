@@ -95,6 +95,7 @@ __device__ __forceinline__ ScheduleRest start_schedule(const KernelArgs& args,
     ptx::mbarrier_init(storage.program_empty + buffer, Tr::kConsumerWarps + 3);
   }
   ptx::fence_mbarrier_init();
+  ptx::fence_proxy_async_shared_cta();  // no CTA barrier stands between this and the copies
   if (rest.entry >= rest.end) {
     end_of_schedule(storage, 0);
     return rest;

@@ -67,12 +67,13 @@ __device__ __forceinline__ uint32_t pack2<__half>(float low, float high) {
 
 // Probabilities are taken against a reference that is seldom moved, not against the maximum of all scores so far: the
 // reference is divided out in the end, so it is enough that nothing overflows on the way. A lane's probabilities of a
-// step may add up to this much before its warp moves its rows' references; even a half holds it.
+// step may add up to this much before its warp moves its rows' references; even a half holds it. (Outputs on the way are
+// up to so many times larger, too: values of 1e34 are what fp32 has room for.)
 inline constexpr float kSumLimit = 16384.0f;
 
-// Moves a row's reference (base 2) up to `top`, by a whole power of two, so that what has been added up is rescaled without
-// an error; a row that has none yet (-inf) takes `top` itself. Returns what to multiply by. The reference is
-// finite from then on even if all scores were -inf: no (-inf) - (-inf).
+// Moves a row's reference (base 2) up to `top`, by whole powers of two as far as fp32 holds the sum, so that what has been
+// added up and packed is rescaled with hardly an error; a row that has none yet (-inf) takes `top` itself. Returns what to
+// multiply by. The reference is finite from then on even if all scores were -inf: no (-inf) - (-inf).
 __device__ __forceinline__ float move_reference(float& reference, float top) {
   const float old = reference;
   reference = old <= -FLT_MAX ? fmaxf(top, -FLT_MAX) : old + fmaxf(ceilf(top - old), 0.0f);
@@ -98,8 +99,10 @@ class SlotGate {
       : s_slots_free_(s_slots_free), s_exchanges_(s_exchanges) {
     *s_exchanges_ = 0;
   }
+  // By a whole warp, as close(): its lanes all read the word before the first of them writes it.
   __device__ __forceinline__ void pass() const {
     const uint32_t exchanges = *s_exchanges_;
+    __syncwarp();
     if (exchanges < kPending) return;
     wait_cluster(s_slots_free_, (exchanges & 1u) ^ 1u, Wait::kSlotsFree);
     *s_exchanges_ = exchanges - kPending;
@@ -107,7 +110,11 @@ class SlotGate {
   // Of the job's exchange, on both of its barriers.
   __device__ __forceinline__ uint32_t parity() const { return *s_exchanges_ & 1u; }
   // This CTA has told its peers that it is through with the exchange.
-  __device__ __forceinline__ void close() const { *s_exchanges_ = (*s_exchanges_ ^ 1u) | kPending; }
+  __device__ __forceinline__ void close() const {
+    const uint32_t exchanges = *s_exchanges_;
+    __syncwarp();
+    *s_exchanges_ = (exchanges ^ 1u) | kPending;
+  }
 
  private:
   static constexpr uint32_t kPending = 2;

@@ -442,8 +442,8 @@ struct WideStep {
 
 // This warpgroup's steps of one item, kSteps consecutive ones at a time, the next ones `stride` on: scores, softmax,
 // output, one after the other. Nothing overlaps inside a warpgroup; the other one's products fill the tensor cores
-// meanwhile. With two steps, what a step costs besides its products (waits, descriptors, rare cases, the maximum over
-// lanes) is paid once for both.
+// meanwhile. With two steps, what a step costs besides its products (waits, descriptors, rare cases) is
+// paid once for both.
 template <class Tr, int kSteps>
 __device__ __forceinline__ void wide_steps(const KernelArgs& args, Storage<Tr>& storage,
                                            const WideRows<Tr>& mine, uint32_t parities,
