@@ -62,9 +62,9 @@ class PlanBuffer {
   // What the last upload brought.
   int64_t workspace_bytes() const;
   const void* device_data() const;
+  int device() const;
   // Whether a launch of it is part of a CUDA graph, so that later plans are held to that.
   bool captured() const;
-  int device() const;
 
  private:
   friend void decode(PlanBuffer&, const DecodeTensors&, void*, int64_t, const DecodeOptions&,

@@ -6,6 +6,7 @@ CAPILLARY_TEST_DEVICE=cuda runs the tests that take `device` on CUDA tensors ins
 
 import ctypes
 import os
+from concurrent.futures import ThreadPoolExecutor
 
 # JAX would take three quarters of the card for itself.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
@@ -84,6 +85,13 @@ def planned(batch, **options):
     planner = batch.planner(**options)
     planner.update(batch.table, batch.lens, batch.page_size)
     return planner
+
+
+def run_threads(work, count):
+    """work(0) to work(count - 1), a thread each; what one of them raises is raised here when all have ended."""
+    with ThreadPoolExecutor(count) as threads:
+        for ended in [threads.submit(work, i) for i in range(count)]:
+            ended.result()
 
 
 @pytest.fixture

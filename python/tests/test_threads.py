@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 
 import numpy as np
 import pytest
-from conftest import assert_state, planned
+from conftest import assert_state, planned, run_threads
 
 import capillary
 
@@ -42,43 +42,26 @@ def test_arrays_are_given_back(batch):
 
 
 def test_two_planners_in_two_threads(make_batch):
-    failures = []
-
     def work(seed):
         batch = make_batch(seed=seed, num_requests=4 + seed)
-        try:
-            for _ in range(20):
-                planner = planned(batch)
-                out, lse = planner.run(batch.q, batch.k, batch.v, batch.table, return_lse=True, num_threads=1)
-                assert_state(out, lse, batch.oracle(), "float32")
-        except BaseException as error:
-            failures.append(error)
+        for _ in range(20):
+            planner = planned(batch)
+            out, lse = planner.run(batch.q, batch.k, batch.v, batch.table, return_lse=True, num_threads=1)
+            assert_state(out, lse, batch.oracle(), "float32")
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    run_threads(work, 2)
 
 
 def test_one_planner_in_many_threads_waits_its_turn(batch):
     planner = planned(batch)
     expected = planner.run(batch.q, batch.k, batch.v, batch.table).tobytes()
-    wrong = []
 
-    def work():
+    def work(_):
         for _ in range(20):
             planner.update(batch.table, batch.lens, 16)
-            if planner.run(batch.q, batch.k, batch.v, batch.table, num_threads=1).tobytes() != expected:
-                wrong.append(1)
+            assert planner.run(batch.q, batch.k, batch.v, batch.table, num_threads=1).tobytes() == expected
 
-    threads = [threading.Thread(target=work) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    run_threads(work, 3)
 
 
 def test_explain_is_of_one_moment(make_batch):

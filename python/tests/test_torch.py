@@ -3,11 +3,10 @@
 
 import enum
 import gc
-import threading
 
 import numpy as np
 import pytest
-from conftest import DEVICE, Batch, assert_state
+from conftest import DEVICE, Batch, assert_state, run_threads
 
 torch = pytest.importorskip("torch")
 
@@ -376,28 +375,17 @@ def test_plans_follow_each_other_behind_a_slow_stream(make_batch, device):
 
 @cuda_only
 def test_two_planners_on_two_streams(make_batch, device):
-    failures = []
-
     def work(seed):
-        try:
-            batch = make_batch(seed=seed, num_requests=20 + seed, shared_pages=50)
-            with torch.cuda.stream(torch.cuda.Stream()):
-                planner, *tensors = planned(batch, "bfloat16", device)
-                first = planner.run(*tensors)
-                for _ in range(200):
-                    planner.update(batch.table, batch.lens, 16)
-                    if not torch.equal(planner.run(*tensors), first):
-                        raise AssertionError("a run differs from the first")
-                assert_state(*host(*planner.run(*tensors, return_lse=True)), batch.oracle(), "bfloat16")
-        except BaseException as error:
-            failures.append(error)
+        batch = make_batch(seed=seed, num_requests=20 + seed, shared_pages=50)
+        with torch.cuda.stream(torch.cuda.Stream()):
+            planner, *tensors = planned(batch, "bfloat16", device)
+            first = planner.run(*tensors)
+            for _ in range(200):
+                planner.update(batch.table, batch.lens, 16)
+                assert torch.equal(planner.run(*tensors), first)
+            assert_state(*host(*planner.run(*tensors, return_lse=True)), batch.oracle(), "bfloat16")
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    run_threads(work, 2)
 
 
 @cuda_only

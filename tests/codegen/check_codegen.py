@@ -29,7 +29,7 @@ FORBIDDEN = [
     ),
 ]
 # Spill stores a kernel may have, by head_dim; the others none. Narrow items of 16 rows are what does not fit: from
-# 192 on their output alone is 96 or 128 registers of a thread. The wide loop has none (docs/kernel.md).
+# 192 on their output alone is 96 or 128 registers of a thread. The wide loop has none.
 SPILL_BUDGET_BYTES = {192: 176, 256: 576}
 HEAD_DIM = re.compile(r"Traits\w*?Li(\d+)E")
 FORBIDDEN_REPORT = [

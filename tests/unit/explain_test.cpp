@@ -56,6 +56,26 @@ TEST(Explain, SharedTree) {
   EXPECT_THAT(text, HasSubstr(" of " + std::to_string(summary.cluster_size) + " CTA"));
 }
 
+// A choice that an estimate beats is one of those that count as equal, and the reason says so.
+TEST(Explain, ReasonSaysWhyAFasterEstimateLost) {
+  int beaten = 0;
+  for (int requests = 128; requests <= 1024; requests += 64) {
+    std::vector<int32_t> parents(static_cast<size_t>(requests) + 1, 0), tokens(parents.size(), 16);
+    parents[0] = -1;
+    tokens[0] = 8192;
+    const PlanSummary summary = explained(parents, tokens).summary;
+    ASSERT_GE(summary.candidates.size(), 2U);
+    const double chosen = summary.candidates[0].predicted_us,
+                 other = summary.candidates[1].predicted_us;
+    beaten += other < chosen ? 1 : 0;
+    EXPECT_LE(chosen, other * 1.0201) << requests;
+    EXPECT_EQ(summary.reason.find("as good as equal (within 2 %)") != std::string::npos,
+              other < chosen)
+        << summary.reason;
+  }
+  EXPECT_GT(beaten, 0);
+}
+
 TEST(Explain, TermsCountTheJobsOfTheFullestCluster) {
   const auto [summary, text] =
       explained(star_parents(), star_tokens(), {.cluster_size = 16, .num_pieces = 4});
