@@ -35,7 +35,7 @@ namespace cuda {
 namespace {
 
 using tree_decode::KernelArgs;
-using tree_decode::NarrowCopy;
+using tree_decode::TileCopy;
 
 [[noreturn]] void fail(const char* argument, const std::string& came, const char* expected,
                        const char* remedy) {
@@ -183,7 +183,12 @@ KernelArgs make_args(const PlanHeader& header, const void* g_plan, const DecodeT
   const bool contiguous =
       header.page_size == 1 || (k.strides[1] == header.head_dim && v.strides[1] == header.head_dim);
   args.narrow_piece_tokens = contiguous ? piece : 1;
-  args.narrow_copy = !contiguous && piece == kTileTokens ? NarrowCopy::kTensor : NarrowCopy::kBulk;
+  args.tile_copy = !contiguous && piece == kTileTokens ? TileCopy::kTensor : TileCopy::kBulk;
+  const auto gathers = [](const tree_decode::CacheArgs& cache) {
+    return cache.page_stride >= 0 && cache.page_stride <= UINT32_MAX;
+  };
+  if (page_size == 1 && gathers(args.cache[0]) && gathers(args.cache[1]))
+    args.tile_copy = TileCopy::kRows;
 #ifdef CAPILLARY_TRACE
   args.trace = trace_buffer;
 #endif
@@ -194,7 +199,7 @@ KernelArgs make_args(const PlanHeader& header, const void* g_plan, const DecodeT
     encode_map(&args.wide_map[i], argument, cache,
                args.wide_page_rows[i] != 0 ? tiles_map(cache, args.wide_page_rows[i])
                                            : rows_map(cache, 64, args.wide_piece.divisor, true));
-    if (args.narrow_copy == NarrowCopy::kTensor)
+    if (args.tile_copy == TileCopy::kTensor)
       encode_map(&args.narrow_map[i], argument, cache,
                  rows_map(cache, static_cast<uint32_t>(header.head_dim), kTileTokens, false));
   }

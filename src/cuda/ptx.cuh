@@ -111,6 +111,26 @@ __device__ __forceinline__ void cp_async_bulk_tensor_5d(void* s_destination, con
       "l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(v), "r"(smem_address(s_barrier))
       : "memory");
 }
+// --- copies of 16 bytes a lane, global to shared (9.7.9.25.3) -------------------------------------------
+// Past L1: nobody else reads the keys.
+template <int kTo, int kFrom>
+__device__ __forceinline__ void cp_async_16(uint32_t s_destination, uint64_t g_source) {
+  asm volatile("cp.async.cg.shared.global [%0 + %2], [%1 + %3], 16;" ::"r"(s_destination),
+               "l"(g_source), "n"(kTo), "n"(kFrom)
+               : "memory");
+}
+// 16 bytes of zeros; `g_source` is not read, but is an address like any other's.
+template <int kTo>
+__device__ __forceinline__ void cp_async_zero_16(uint32_t s_destination, uint64_t g_source) {
+  asm volatile("cp.async.cg.shared.global [%0 + %2], [%1], 16, 0;" ::"r"(s_destination),
+               "l"(g_source), "n"(kTo)
+               : "memory");
+}
+// Arrives once all of this thread's copies so far have landed; the phase waits for one arrival more until then.
+__device__ __forceinline__ void cp_async_mbarrier_arrive(uint64_t* s_barrier) {
+  asm volatile("cp.async.mbarrier.arrive.shared::cta.b64 [%0];" ::"r"(smem_address(s_barrier))
+               : "memory");
+}
 // True in one lane of a whole warp. The compiler knows that it is one: what that lane issues needs no loop over lanes.
 __device__ __forceinline__ bool elect_one() {
   uint32_t elected;
@@ -150,6 +170,16 @@ __device__ __forceinline__ uint4 ld_global_nc(const uint4* g_source) {
                : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
                : "l"(g_source));
   return value;
+}
+
+// Read-only data into a register that else keeps what it has. Written in C++, the load goes to another register and a move
+// behind it waits for it.
+__device__ __forceinline__ void ld_global_nc_if(bool condition, uint32_t& value,
+                                                const int32_t* g_source) {
+  asm volatile(
+      "{\n\t.reg .pred p;\n\tsetp.ne.u32 p, %1, 0;\n\t@p ld.global.nc.u32 %0, [%2];\n\t}"
+      : "+r"(value)
+      : "r"(static_cast<uint32_t>(condition)), "l"(g_source));
 }
 
 // --- fences and barriers -------------------------------------------------------------------------------

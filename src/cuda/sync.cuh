@@ -11,7 +11,7 @@
 namespace capillary {
 
 // Hardware barriers of a CTA; id 0 is __syncthreads.
-enum class NamedBarrier : uint32_t { kConsumers = 1, kWarpgroup0 = 2, kWarpgroup1 = 3 };
+enum class NamedBarrier : uint32_t { kConsumers = 1, kWarpgroup0 = 2, kWarpgroup1 = 3, kLoaders = 4 };
 
 enum class Wait : int {
   kKFull,
@@ -20,14 +20,15 @@ enum class Wait : int {
   kProgramFull,
   kProgramEmpty,
   kSlotsReady,
-  kSlotsFree
+  kSlotsFree,
+  kRowsLanded
 };
 
 #ifdef CAPILLARY_CUDA_CHECKS
 inline constexpr long long kWaitLimitCycles = 400'000'000;  // 0.2 s
 inline __device__ __noinline__ void wait_timed_out(Wait what, uint32_t index, uint32_t parity) {
   constexpr const char* kNames[] = {"k_full",        "v_full",      "stage_empty", "program_full",
-                                    "program_empty", "slots_ready", "slots_free"};
+                                    "program_empty", "slots_ready", "slots_free",  "rows_landed"};
   printf("capillary: wait timed out: %s[%u] parity %u, block %d rank %u thread %d\n",
          kNames[static_cast<int>(what)], index, parity, static_cast<int>(blockIdx.x),
          ptx::cluster_ctarank(), static_cast<int>(threadIdx.x));

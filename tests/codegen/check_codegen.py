@@ -16,6 +16,7 @@ REGISTERS_PER_SM = 65536
 # What every instance must contain: (pattern, what it is).
 REQUIRED = [
     (r"\bcp\.async\.bulk\b", "bulk copies into shared memory"),
+    (r"\bcp\.async\.cg\b", "copies of single rows into shared memory"),
     (r"\bbarrier\.cluster\.arrive\b", "cluster barrier arrive"),
     (r"\bbarrier\.cluster\.wait\b", "cluster barrier wait"),
     (r"\bmapa\b|\bld\.shared::cluster\b", "access to a peer's shared memory"),
@@ -24,7 +25,7 @@ FORBIDDEN = [
     (r"\b(?:atom|red)\.[\w.:]*\b(?:f16|f16x2|bf16|bf16x2|f32|f64)\b", "floating-point atomic"),
     (
         r"\bcall\b(?!(?:\.uni)?\s*(?:\([^)]*\)\s*,\s*)?\S*"
-        r"(?:walk_schedule|merge_own_slots|__assertfail|vprintf))",
+        r"(?:walk_schedule|merge_own_slots|run_load_rows_role|hand_on_wide_rows|__assertfail|vprintf))",
         "call that was not inlined",
     ),
 ]

@@ -203,6 +203,27 @@ void add_short_requests(std::vector<CheckCase>& table) {
   table.push_back(std::move(pieces));
 }
 
+// Pages of one token, which the kernel loads in a way of its own: every head_dim, wide items and narrow ones after each
+// other in a job and across jobs, tiles and wide steps that end anywhere.
+void add_token_pages(std::vector<CheckCase>& table) {
+  size_t turn = 0;
+  for (const int32_t head_dim : kHeadDims) {
+    for (const auto& [name, tree] : {std::pair{"wide", rollouts(3, 12, 333, 90)},
+                                     {"deep", level_tree({1, 2, 6}, {130, 67, 21})}}) {
+      CheckCase c = case_of(fmt::format("token-pages/d{}-{}", head_dim, name), tree);
+      c.page_size = 1;
+      c.layout = kLayouts[turn++ % kLayouts.size()];
+      c.shape = heads(turn % 4 == 0 ? 32 : 16, 2, head_dim, kDTypes[turn % 2]);
+      table.push_back(std::move(c));
+    }
+  }
+  // Streams of very different lengths before wide items of the next job.
+  CheckCase jobs = case_of("token-pages/many-jobs", rollouts(36, 12, 200, 120));
+  jobs.page_size = 1;
+  jobs.shape = heads(16, 4, 128);
+  table.push_back(std::move(jobs));
+}
+
 // Ratios that are no power of two, with a prefix, ragged leaves and rows split over jobs: what the LSE's
 // layout goes wrong with first.
 void add_split_ratios(std::vector<CheckCase>& table) {
@@ -325,6 +346,7 @@ const std::vector<CheckCase>& case_table() {
     add_shapes(cases);
     add_pages(cases);
     add_short_requests(cases);
+    add_token_pages(cases);
     add_tile_edges(cases);
     add_split_ratios(cases);
     add_options(cases);

@@ -11,11 +11,11 @@
 
 namespace capillary::tree_decode {
 
-// How the producers fetch a narrow tile's rows.
-enum class NarrowCopy : uint32_t {
-  kBulk = 0,  // runs of piece_tokens contiguous rows, a bulk copy each
-  kTensor =
-      1,  // one unswizzled tensor box of 16 tokens (page size a multiple of 16, rows not contiguous)
+// How the load role fetches tiles. Wide ones come in tensor boxes, but for kRows.
+enum class TileCopy : uint32_t {
+  kBulk = 0,    // narrow: runs of narrow_piece_tokens contiguous rows, a bulk copy each
+  kTensor = 1,  // narrow: one unswizzled tensor box (page size a multiple of 16, rows not contiguous)
+  kRows = 2,    // pages of one token: rows gathered, of wide tiles, too (load_rows.cuh)
 };
 
 // One of the two caches, [num_pages, page_size, num_kv_heads, head_dim] by byte strides.
@@ -27,7 +27,7 @@ struct CacheArgs {
 struct KernelArgs {
   // Wide, 128-byte swizzle: where wide_page_rows is set, 5-D maps whose box is a whole tile, 64 dims x 8 tokens x
   // head_dim / 64 x 2, addressed by page * wide_page_rows + kv head; else 4-D maps [page][kv head][token][dim] with
-  // boxes of 64 dims x wide_piece tokens. Narrow, unswizzled (NarrowCopy::kTensor only): boxes of head_dim x 16 tokens.
+  // boxes of 64 dims x wide_piece tokens. Narrow, unswizzled (TileCopy::kTensor only): boxes of head_dim x 16 tokens.
   CUtensorMap wide_map[2], narrow_map[2];  // K, V
   uint32_t wide_page_rows[2];              // heads' rows from one page to the next
 
@@ -48,7 +48,7 @@ struct KernelArgs {
   // size. Narrow bulk copies: likewise, up to 16, if a head's rows are contiguous in a page, else 1.
   FastDiv wide_piece;
   uint32_t narrow_piece_tokens;
-  NarrowCopy narrow_copy;
+  TileCopy tile_copy;
 #ifdef CAPILLARY_TRACE
   TraceRecord* trace;  // or null
 #endif

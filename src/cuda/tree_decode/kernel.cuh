@@ -24,7 +24,8 @@ __device__ __forceinline__ Role role_of_warp(uint32_t warp) {
 }
 
 template <class Tr>
-__device__ __forceinline__ void init_barriers(Storage<Tr>& storage, uint32_t cluster_size) {
+__device__ __forceinline__ void init_barriers(const KernelArgs& args, Storage<Tr>& storage,
+                                              uint32_t cluster_size) {
   for (int stage = 0; stage < Tr::kStages; ++stage) {
     ptx::mbarrier_init(storage.k_full + stage, 1);
     ptx::mbarrier_init(storage.v_full + stage, 1);
@@ -32,6 +33,9 @@ __device__ __forceinline__ void init_barriers(Storage<Tr>& storage, uint32_t clu
   }
   ptx::mbarrier_init(&storage.slots_ready, cluster_size);
   ptx::mbarrier_init(&storage.slots_free, cluster_size);
+  if (args.tile_copy == TileCopy::kRows)
+    for (int stage = 0; stage < Tr::kWideStages; ++stage)
+      for (const int side : {0, 1}) ptx::mbarrier_init(storage.rows_landed[side] + stage, 1);
   ptx::fence_mbarrier_init();
 }
 
@@ -41,11 +45,12 @@ __device__ __forceinline__ void arrive_at_all_ranks(uint64_t* s_barrier, uint32_
 }
 
 // Query role: a job's rows are asked for into L2 when its program arrives, a job ahead of their use. From HBM,
-// which is busy with keys, they would take a consumer microseconds.
+// which is busy with keys, they would take a consumer microseconds. Its second work is hand_on_wide_rows().
 template <class Tr>
 __device__ void run_query_role(const KernelArgs& args, Storage<Tr>& storage) {
   constexpr uint32_t kLineBytes = 128, kRowBytes = Tr::kHeadDim * 2;
   ProgramReader<Tr> reader(storage);
+  uint32_t landed_parities = 0;
   while (const Program* program = reader.wait()) {
     const JobRows rows{args, program->query_order, program->kv_head};
     for (uint32_t row = threadIdx.x & 31u; row < program->num_rows; row += 32) {
@@ -55,6 +60,8 @@ __device__ void run_query_role(const KernelArgs& args, Storage<Tr>& storage) {
       for (uint32_t offset = 0; offset < kRowBytes; offset += kLineBytes)
         ptx::prefetch_l2(g_row + offset);
     }
+    if (args.tile_copy == TileCopy::kRows)
+      landed_parities = hand_on_wide_rows<Tr>(*program, landed_parities);
     reader.release();
   }
 }
@@ -111,14 +118,13 @@ __device__ void run_compute_role(const KernelArgs& args, Storage<Tr>& storage) {
 template <class Tr>
 __global__ void __launch_bounds__(Tr::kThreads, 1)
     tree_decode_kernel(const __grid_constant__ KernelArgs args) {
-  extern __shared__ __align__(1024) unsigned char s_bytes[];
-  auto& storage = *reinterpret_cast<Storage<Tr>*>(s_bytes);
+  Storage<Tr>& storage = own_storage<Tr>();
   const uint32_t warp = threadIdx.x / 32;
   const uint32_t cluster_size = ptx::cluster_nctarank();
   const Role role = role_of_warp<Tr>(warp);
   ScheduleRest rest{0, 0};
   if (role == Role::kPlan && (threadIdx.x & 31u) == 0) rest = start_schedule(args, storage);
-  if (threadIdx.x == 0) init_barriers(storage, cluster_size);
+  if (threadIdx.x == 0) init_barriers(args, storage, cluster_size);
   __syncwarp();  // the barriers below want whole warps
   if (threadIdx.x == Tr::kConsumerThreads) {
     ptx::prefetch_tensormap(&args.wide_map[0]);
@@ -140,8 +146,10 @@ __global__ void __launch_bounds__(Tr::kThreads, 1)
     ptx::setmaxnreg_dec<Tr::kProducerRegisters>();
     if (role == Role::kLoadK || role == Role::kLoadV)
       run_load_role(args, storage, role == Role::kLoadV);
-    if (role == Role::kPlan) run_plan_role(args, storage, rest);
-    if (role == Role::kQuery) run_query_role(args, storage);
+    else if (role == Role::kPlan)
+      run_plan_role(args, storage, rest);
+    else
+      run_query_role(args, storage);
     ptx::griddepcontrol_launch_dependents();
   }
   // A peer may still be reading our slots or arriving on our barriers: nobody leaves before everybody is done.

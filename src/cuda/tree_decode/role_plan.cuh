@@ -135,23 +135,23 @@ class ProgramReader {
   __device__ __forceinline__ explicit ProgramReader(Storage<Tr>& storage) : storage_(storage) {}
   // The current entry's program; null after the last.
   __device__ __forceinline__ const Program* wait() {
-    wait_cta(storage_.program_full, buffer_, parity_, Wait::kProgramFull);
-    const Program* program = storage_.programs + buffer_;
+    wait_cta(storage_.program_full, buffer(), count_ >> 1 & 1u, Wait::kProgramFull);
+    const Program* program = storage_.programs + buffer();
     return program->num_phases == Program::kEnd ? nullptr : program;
   }
   // A whole warp is done with it.
   __device__ __forceinline__ void release() {
     __syncwarp();
     if ((threadIdx.x & 31u) == 0)
-      ptx::mbarrier_arrive_release_cta(storage_.program_empty + buffer_, 1);
-    buffer_ ^= 1u;
-    if (buffer_ == 0) parity_ ^= 1u;
+      ptx::mbarrier_arrive_release_cta(storage_.program_empty + buffer(), 1);
+    ++count_;
   }
 
  private:
+  __device__ __forceinline__ uint32_t buffer() const { return count_ & 1u; }
+
   Storage<Tr>& storage_;
-  uint32_t buffer_ = 0;
-  uint32_t parity_ = 0;
+  uint32_t count_ = 0;  // of the programs released
 };
 
 }  // namespace capillary::tree_decode

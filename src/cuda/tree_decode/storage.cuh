@@ -50,7 +50,16 @@ struct Storage {
   uint64_t program_empty[2];  // 8 consumer warps, 2 load warps and the query role
   uint64_t slots_ready;       // one arrival a rank: its partials are in place
   uint64_t slots_free;        // one arrival a rank: it has read what it needed
+  // K's and V's, TileCopy::kRows only: the load warp's arrival, with its lanes' copies of a wide step.
+  uint64_t rows_landed[2][Tr::kWideStages];
 };
+
+// This CTA's. Where a routine out of line asks for it instead of taking a reference, the compiler knows that it is shared memory.
+template <class Tr>
+__device__ __forceinline__ Storage<Tr>& own_storage() {
+  extern __shared__ __align__(1024) unsigned char s_bytes[];
+  return *reinterpret_cast<Storage<Tr>*>(s_bytes);
+}
 
 // Eight floats of a row live in block `block ^ (slot & 7)`: rows of a matrix fragment fall into different
 // banks, and within a block the order is kept, so 16-byte accesses stay whole.
