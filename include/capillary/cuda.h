@@ -37,7 +37,8 @@ void require_supported(int device);
 std::string supported_combinations();
 
 // Clusters of 1, 2, 4, 8 and 16 CTAs that can be resident at once, asked of the driver for the instance of
-// (dtype, head_dim) and remembered; 0 where a size cannot be launched (MIG, MPS, green contexts).
+// (dtype, head_dim) and remembered; 0 where a size cannot be launched (MIG, MPS, green contexts). Of the current context, if
+// that is the device's: make the green context current whose streams the launches will go to.
 std::array<int32_t, kNumClusterSizes> max_clusters(int device, DType dtype, int head_dim);
 
 // The profile with this card's own cluster limits. Throws InvalidArgument if it was measured on another card.

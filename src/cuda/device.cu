@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 // What the device can do, and which kernel instances this build has.
+#include <cuda.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -46,6 +47,24 @@ const Row kInstances[] = {
 #include "cuda/tree_decode/instances.inc"
 #undef CAPILLARY_INSTANCE
 };
+
+// The current context. A green context has a part of the SMs, hence limits of its own, and functions' attributes are
+// a context's. 0: none, or a driver before R525.
+unsigned long long current_context() {
+  using GetId = CUresult (*)(CUcontext, unsigned long long*);
+  static const GetId get_id = [] {
+    void* entry = nullptr;
+    cudaDriverEntryPointQueryResult found{};
+    if (cudaGetDriverEntryPointByVersion("cuCtxGetId", &entry, 12000, cudaEnableDefault, &found) !=
+        cudaSuccess) {
+      (void)cudaGetLastError();
+      entry = nullptr;
+    }
+    return reinterpret_cast<GetId>(entry);
+  }();
+  unsigned long long id = 0;
+  return get_id != nullptr && get_id(nullptr, &id) == CUDA_SUCCESS ? id : 0;
+}
 
 }  // namespace
 
@@ -131,9 +150,9 @@ tree_decode::KernelInstance find_instance(const char* function, DType dtype, int
 
 void prepare_instance(int device, const tree_decode::KernelInstance& instance) {
   static std::mutex mutex;
-  static std::map<std::pair<int, const void*>, bool> prepared;
+  static std::map<std::tuple<int, unsigned long long, const void*>, bool> prepared;
   const std::lock_guard lock(mutex);
-  bool& done = prepared[{device, instance.function}];
+  bool& done = prepared[{device, current_context(), instance.function}];
   if (done) return;
   CAPILLARY_CUDA(cudaFuncSetAttribute(instance.function,
                                       cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -144,14 +163,14 @@ void prepare_instance(int device, const tree_decode::KernelInstance& instance) {
 }
 
 std::array<int32_t, kNumClusterSizes> max_clusters(int device, DType dtype, int head_dim) {
-  using Key = std::tuple<int, DType, int>;
+  using Key = std::tuple<int, unsigned long long, DType, int>;
   static std::mutex mutex;
   static std::map<Key, std::array<int32_t, kNumClusterSizes>> known;
   const std::lock_guard lock(mutex);
-  const Key key{device, dtype, head_dim};
-  if (const auto found = known.find(key); found != known.end()) return found->second;
   require_supported(device);
   const DeviceGuard guard(device);
+  const Key key{device, current_context(), dtype, head_dim};
+  if (const auto found = known.find(key); found != known.end()) return found->second;
   const tree_decode::KernelInstance instance = find_instance("cuda::max_clusters", dtype, head_dim);
   prepare_instance(device, instance);
   std::array<int32_t, kNumClusterSizes> clusters{};

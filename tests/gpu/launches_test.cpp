@@ -2,6 +2,7 @@
 // What can go wrong between launches: graphs replayed over rewritten plans, two streams at once, uploads that
 // overtake a slow stream, dependent launches, a rank that idles while its peers read. Outputs are compared bit
 // by bit with one eager launch of the same plan, and that with the CPU interpreter. Skipped without a card.
+#include <cuda.h>
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
@@ -12,6 +13,7 @@
 #include <initializer_list>
 #include <memory>
 #include <random>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -19,6 +21,7 @@
 #include "capillary/cuda.h"
 #include "capillary/decode.h"
 #include "capillary/error.h"
+#include "shared/plan_layout.h"
 
 namespace capillary {
 namespace {
@@ -424,6 +427,97 @@ TEST_F(Launches, InfiniteValuesStayInfinite) {
       EXPECT_EQ(output(lane, stream.handle), std::vector<uint16_t>(kQElems, kInfinity))
           << "tree " << tree << ", cluster size " << cluster_size;
     }
+}
+
+// A green context of a few SMs, current while it lives, and a stream of its own. Driver functions are looked up, so that
+// nothing links against libcuda.
+class GreenContext {
+ public:
+  explicit GreenContext(unsigned num_sms) {
+    CUdevResource all{}, part{};
+    unsigned groups = 1;
+    CUdevResourceDesc description = nullptr;
+    call<CUresult(CUdevice, CUdevResource*, CUdevResourceType)>("cuDeviceGetDevResource", 0, &all,
+                                                                CU_DEV_RESOURCE_TYPE_SM);
+    call<CUresult(CUdevResource*, unsigned*, const CUdevResource*, CUdevResource*, unsigned,
+                  unsigned)>("cuDevSmResourceSplitByCount", &part, &groups, &all, nullptr, 0,
+                             num_sms);
+    call<CUresult(CUdevResourceDesc*, CUdevResource*, unsigned)>("cuDevResourceGenerateDesc",
+                                                                 &description, &part, 1);
+    call<CUresult(CUgreenCtx*, CUdevResourceDesc, CUdevice, unsigned)>(
+        "cuGreenCtxCreate", &green_, description, 0, CU_GREEN_CTX_DEFAULT_STREAM);
+    CUcontext context = nullptr;
+    call<CUresult(CUcontext*, CUgreenCtx)>("cuCtxFromGreenCtx", &context, green_);
+    call<CUresult(CUcontext)>("cuCtxPushCurrent", context);
+    call<CUresult(CUstream*, CUgreenCtx, unsigned, int)>("cuGreenCtxStreamCreate", &stream_, green_,
+                                                         CU_STREAM_NON_BLOCKING, 0);
+    num_sms_ = static_cast<int>(part.sm.smCount);
+  }
+  ~GreenContext() {
+    (void)cudaStreamDestroy(stream_);
+    CUcontext context = nullptr;
+    call<CUresult(CUcontext*)>("cuCtxPopCurrent", &context);
+    call<CUresult(CUgreenCtx)>("cuGreenCtxDestroy", green_);
+  }
+  GreenContext(const GreenContext&) = delete;
+  GreenContext& operator=(const GreenContext&) = delete;
+  int num_sms() const { return num_sms_; }
+  cudaStream_t stream() const { return stream_; }
+
+ private:
+  template <class Function, class... Arguments>
+  static void call(const char* name, Arguments... arguments) {
+    void* entry = nullptr;
+    cudaDriverEntryPointQueryResult found{};
+    require(cudaGetDriverEntryPointByVersion(name, &entry, 12080, cudaEnableDefault, &found));
+    const CUresult result = reinterpret_cast<Function*>(entry)(arguments...);
+    if (result != CUDA_SUCCESS)
+      throw DeviceError(std::string(name) + ": CUresult " + std::to_string(result));
+  }
+
+  CUgreenCtx green_ = nullptr;
+  CUstream stream_ = nullptr;
+  int num_sms_ = 0;
+};
+
+// Fewer SMs, and not each cluster size: limits are asked of the context, plans keep to them, results are the same.
+TEST_F(Launches, GreenContextsHaveLimitsOfTheirOwn) {
+  const auto whole = cuda::max_clusters(0, DType::kBFloat16, kDim);
+  for (const unsigned num_sms : {8u, 16u, 40u}) {
+    GreenContext green(num_sms);
+    const auto part = cuda::max_clusters(0, DType::kBFloat16, kDim);
+    EXPECT_EQ(part[0], green.num_sms());
+    std::string counts;
+    for (size_t i = 0; i < part.size(); ++i) {
+      EXPECT_LE(part[i] << i, green.num_sms());
+      counts += " " + std::to_string(part[i]);
+    }
+    RecordProperty("clusters of 1 to 16 on " + std::to_string(green.num_sms()) + " SMs", counts);
+    printf("%d SMs: clusters of 1, 2, 4, 8, 16:%s\n", green.num_sms(), counts.c_str());
+    for (const Tree& tree : trees()) {
+      if (tree.empty()) continue;
+      const Table table = make_table(tree);
+      for (int32_t index = -1; index < kNumClusterSizes; ++index) {
+        const int32_t cluster_size = index < 0 ? 0 : 1 << index;
+        if (index >= 0 && part[static_cast<size_t>(index)] == 0) {
+          EXPECT_THROW(make_plan(table, cluster_size, false), Error) << cluster_size;
+          continue;
+        }
+        const Plan plan = make_plan(table, cluster_size, false);
+        const PlanHeader& header = PlanView(plan.data()).header();
+        EXPECT_LE(header.num_clusters * header.cluster_size, green.num_sms());
+        Lane lane;
+        set_table(lane, table, green.stream());
+        poison(lane, green.stream());
+        cuda::PlanBuffer buffer(plan.size_bytes());
+        buffer.upload(plan, green.stream());
+        cuda::decode(buffer, tensors(lane), lane.workspace.get(), plan.workspace_bytes(), {},
+                     green.stream());
+        EXPECT_EQ(output(lane, green.stream()), expected(table, plan)) << cluster_size;
+      }
+    }
+  }
+  EXPECT_EQ(cuda::max_clusters(0, DType::kBFloat16, kDim), whole);
 }
 
 }  // namespace
