@@ -44,21 +44,21 @@ struct DeviceProfile {
   // measurement of what its name says (docs/planner.md, "Where the built-in figures come from").
   double hbm_gbps = 4620;         // streaming read, all SMs
   double hbm_gbps_per_cta = 55;   // the most one CTA draws while the others leave HBM idle
-  double l2_gbps_per_cta = 62;    // L2-resident read into one SM
-  double wide_gbps_per_cta = 47;  // what the wide path takes in at most on one SM, from anywhere
+  double l2_gbps_per_cta = 78;    // L2-resident read into one SM
+  double wide_gbps_per_cta = 57;  // what the wide path takes in at most on one SM, from anywhere
   ByClusterSize dsm_load_gbps_per_cta = {128, 30, 28, 28, 28};
-  double dsm_latency_us = 0.24;      // one peer load
-  double cluster_barrier_us = 0.8;   // arrive to wake-up
-  double l2_merge_latency_us = 2.4;  // write a part, fence, see the others' tags, read them back
-  double matrix_tflops = 610;        // what the wide path reaches: for estimates, never for floors
+  double dsm_latency_us = 0.22;      // one peer load
+  double cluster_barrier_us = 0.76;   // arrive to wake-up
+  double l2_merge_latency_us = 2.2;  // write a part, fence, see the others' tags, read them back
+  double matrix_tflops = 600;        // what the wide path reaches: for estimates, never for floors
   // A large matrix product on random data (694 to 790 seen on an H200, by power and clocks): for floors.
   double matrix_ceiling_tflops = 750;
-  double narrow_tile_us = 1.05;  // one 16-token tile of one narrow stream (latency of its chain)
-  double stream_item_us = 0.85;  // one item of a narrow stream, besides its tiles
-  double launch_us = 3.7;        // launch to first byte requested, and drain
+  double narrow_tile_us = 0.99;  // one 16-token tile of one narrow stream (latency of its chain)
+  double stream_item_us = 0.86;  // one item of a narrow stream, besides its tiles
+  double launch_us = 3.1;        // launch to first byte requested, and drain
   double job_start_us = 1.5;     // between jobs of one CTA, with loads running ahead
-  double item_start_us = 3.0;    // one wide phase of a CTA: query fetch, state set-up, barrier
-  double stream_start_us = 2.1;  // its narrow phase: the same for the streams
+  double item_start_us = 3.1;    // one wide phase of a CTA: query fetch, state set-up, barrier
+  double stream_start_us = 2.2;  // its narrow phase: the same for the streams
 
   // FNV-1a of every figure above; plans carry it.
   uint64_t hash() const;

@@ -28,6 +28,12 @@ inline constexpr double kPartUs = 0.13;
 // Gathering one row from up to eight slots of the CTA's own, a warp: a guess (some 300 cycles).
 inline constexpr double kOwnMergeUs = 0.2;
 
+// What an exchange takes longer among 16 CTAs, the largest cluster, beyond what barriers and bytes explain. Fitted
+// (docs/planner.md, "Where the built-in figures come from").
+constexpr double largest_cluster_us(int cluster_size) {
+  return cluster_size == 16 ? 2.0 : 0.0;
+}
+
 constexpr int tile_class(int32_t num_rows) {
   return num_rows <= kMaxNarrowRows ? 0 : num_rows <= 64 ? 1 : 2;
 }
@@ -111,7 +117,7 @@ class CostModel {
     if (partial_rows == 0 || cluster_size == 1) return 0;
     const auto index = static_cast<size_t>(std::max(cluster_size_index(cluster_size), 0));
     const double bytes = static_cast<double>(partial_rows * partial_bytes_) / cluster_size;
-    return 2 * profile_.cluster_barrier_us +
+    return 2 * profile_.cluster_barrier_us + largest_cluster_us(cluster_size) +
            static_cast<double>(rounds(num_rows, cluster_size)) * 2 * profile_.dsm_latency_us +
            bytes / (profile_.dsm_load_gbps_per_cta[index] * 1e3);
   }

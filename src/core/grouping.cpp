@@ -226,22 +226,31 @@ inline void Grouping::sum_group(int32_t begin, int32_t end, GroupWork* work) {
     ++num_starts;
     return 1;
   };
-  // Nodes that reach in from the left, deepest first; they serve the group's first queries.
-  int32_t outer_levels = 0;
-  for (int32_t i = places_[at(begin)].node; i >= 0;) {
+  // Nodes that reach in from the left, deepest first; they serve the group's first queries. Nodes that begin with the
+  // group and serve the same queries as the deepest of these go on with its element.
+  const int32_t inside = first_shared_at_[at(begin)], inside_end = first_shared_at_[at(end)];
+  const int32_t deepest = places_[at(begin)].node;
+  int32_t outer_levels = 0, first = inside, element_tiles = 0;
+  if (deepest >= 0)
+    for (const int32_t reached = std::min(shared[deepest].query_end, end);
+         first < inside_end && shared[first].query_begin == begin &&
+         std::min(shared[first].query_end, end) == reached;
+         ++first)
+      element_tiles += shared[first].tiles;
+  for (int32_t i = deepest; i >= 0; element_tiles = 0) {
     const int32_t reached = std::min(shared[i].query_end, end);
-    int32_t element_tiles = 0;
     for (; i >= 0 && std::min(shared[i].query_end, end) == reached; i = shared[i].parent)
       element_tiles += shared[i].tiles;
     if (element_tiles > 0) outer_levels += add(reached - begin, element_tiles);
   }
+  for (int32_t i = inside; i < first; ++i) wide_levels_[at(i)] = outer_levels;
   int32_t num_phases = outer_levels;
-  const int32_t inside = first_shared_at_[at(begin)], inside_end = first_shared_at_[at(end)];
-  for (int32_t i = inside; i < inside_end;) {
+  for (int32_t i = first; i < inside_end;) {
     const int32_t node_begin = shared[i].query_begin, node_end = std::min(shared[i].query_end, end);
     int32_t level = shared[i].parent >= inside ? wide_levels_[at(shared[i].parent)] : outer_levels;
     // Nodes with the same queries are one element; they lie one after the other.
-    int32_t next = i, element_tiles = 0;
+    int32_t next = i;
+    element_tiles = 0;
     for (; next < inside_end && shared[next].query_begin == node_begin &&
            std::min(shared[next].query_end, end) == node_end;
          ++next)

@@ -40,6 +40,7 @@ class Grouping {
   double lower_bound_us(int32_t cluster_size, int32_t max_clusters);
 
   std::span<const QueryGroup> groups() const { return groups_; }
+  int32_t num_queries() const { return num_queries_; }
   int64_t unique_tiles() const { return unique_tiles_; }
   // The fewest groups that the rows of a job allow.
   int32_t min_groups() const { return (num_queries_ + max_queries_ - 1) / max_queries_; }

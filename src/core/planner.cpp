@@ -20,11 +20,12 @@ namespace {
 
 constexpr int kReasonBytes = 320;
 constexpr double kNeverUs = 1e30;
-// Jobs a cluster that are tried: more only add to the starts of jobs. With few KV heads a job more or less
-// changes little, so few counts will do.
-constexpr int32_t most_rounds(int32_t num_kv_heads) {
-  return num_kv_heads < 4 ? 2 : 4;
-}
+// Jobs a cluster that are tried: more only add to the starts of jobs. With few KV heads a job more or less changes
+// little, and one will do.
+constexpr int32_t kFewHeads = 4;
+constexpr int32_t kMostRounds = 4;
+// Where fewer jobs than this fill the card, an uneven share of requests matters less than a cluster left idle.
+constexpr int32_t kLeastEvenFill = 8;
 // Predictions closer than this are as good as equal.
 constexpr double kTie = 0.02;
 // One tile in so many is what counts as less to read, or much less.
@@ -35,6 +36,13 @@ constexpr double kSmallUs = 8;
 constexpr int64_t kMostJobsInARow = 8;
 constexpr int64_t kLeastBusy = 5;  // one in so many SMs
 constexpr int32_t kMaxPieces = 1 << 20;
+
+// The most jobs, up to `fill` but more than half of it, that all get the same number of requests; 0 if there is none.
+int32_t even_jobs(int32_t num_requests, int32_t fill) {
+  for (int32_t each = (num_requests + fill - 1) / fill; num_requests / each > fill / 2; ++each)
+    if (num_requests % each == 0) return num_requests / each;
+  return 0;
+}
 
 void check_shape(const ModelShape& shape) {
   const auto fail = [](const char* argument, int64_t came, const char* expected) {
@@ -139,7 +147,9 @@ bool Planner::Impl::may_use(int index) const {
   return options.mode != Mode::kSharedL2 || index == 0;
 }
 
-// Job counts that fill the clusters of some size one to four times over, and those that rows force.
+// Job counts that fill the clusters of some size one to four times over, and those that rows force. With few KV heads
+// jobs are small, and a group that reaches into one more subtree is a good deal longer than the others: there also
+// the nearest count that shares the requests out evenly, for trees most often branch by whole numbers.
 void Planner::Impl::collect_piece_counts() {
   piece_counts.clear();
   const auto tiles =
@@ -156,13 +166,17 @@ void Planner::Impl::collect_piece_counts() {
   is_small = read_us < kSmallUs;
   for (const int32_t pieces : {1, 2, 4})
     if (is_small && pieces > least && pieces <= most) piece_counts.push_back(pieces);
+  const bool few_heads = shape.num_kv_heads < kFewHeads;
   for (int index = 0; index < kNumClusterSizes; ++index) {
     if (!may_use(index)) continue;
-    const int32_t rounds = index < 2 ? most_rounds(shape.num_kv_heads) : 2;
-    for (int32_t fill = 1; fill <= rounds; ++fill) {
-      const int32_t pieces = max_clusters(index) * fill / shape.num_kv_heads;
+    const int32_t rounds = few_heads ? 1 : index < 2 ? kMostRounds : 2;
+    for (int32_t round = 1; round <= rounds; ++round) {
+      const int32_t pieces = max_clusters(index) * round / shape.num_kv_heads;
       piece_counts.push_back(std::max({std::min(pieces, most), least, 1}));
     }
+    const int32_t fill = max_clusters(index) / shape.num_kv_heads;
+    if (few_heads && fill >= kLeastEvenFill)
+      piece_counts.push_back(std::max({even_jobs(grouping.num_queries(), fill), least, 1}));
   }
   std::sort(piece_counts.begin(), piece_counts.end());
   piece_counts.erase(std::unique(piece_counts.begin(), piece_counts.end()), piece_counts.end());

@@ -48,5 +48,21 @@ TEST(Grouping, NoEstimateIsBelowItsLowerBound) {
   EXPECT_GT(near, compared / 3) << "bounds far below their estimates leave nothing out";
 }
 
+// Two trees of a trunk, once with the trunk's first keys shared by both: each group has the same to do, so that the
+// second one's trunk begins in another group's node must not count as a phase more.
+TEST(Grouping, ATrunkThatBeginsBeforeTheGroupIsOneElement) {
+  const auto two_groups_us = [](const PrefixForest& forest) {
+    Grouping grouping(CostModel({8, 1, 128}, builtin_h200()));
+    grouping.set_forest(forest, false);
+    grouping.cut(2);
+    EXPECT_EQ(grouping.groups().size(), 2u);
+    return grouping.evaluate(1, 132, 1e30).us;
+  };
+  const double apart_us = two_groups_us(parents_forest(level_tree("", {2, 16}, {768, 64})));
+  const double shared_us = two_groups_us(parents_forest(level_tree("", {1, 2, 16}, {256, 512, 64})));
+  EXPECT_LE(shared_us, apart_us);  // a part of its keys comes from L2
+  EXPECT_GT(shared_us, apart_us - builtin_h200().item_start_us);
+}
+
 }  // namespace
 }  // namespace capillary::testing

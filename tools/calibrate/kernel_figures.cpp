@@ -307,7 +307,8 @@ void KernelMeasurement::exchange() {
       const double bytes = rows * kPartialBytes;
       const double gbps = card_.dsm_load_gbps_per_cta[static_cast<size_t>(index)];
       const int32_t warps = kMergeWarps * cluster_size;
-      samples.push_back({2, 2.0 * ((rows + warps - 1) / warps), us - bytes / (gbps * 1e3)});
+      const double known_us = bytes / (gbps * 1e3) + largest_cluster_us(cluster_size);
+      samples.push_back({2, 2.0 * ((rows + warps - 1) / warps), us - known_us});
     }
     found_.curves.push_back(std::move(curve));
   }
@@ -322,7 +323,8 @@ void KernelMeasurement::exchange() {
   const std::string method =
       "kernel: 32, 64 and 128 rows whose keys the ranks of a cluster share out, less the same CTAs "
       "with keys of "
-      "their own, keys in L2, the partials' bytes taken away; ";
+      "their own, keys in L2, the partials' bytes taken away, and from clusters of 16 " +
+      text(largest_cluster_us(16), 1) + " us; ";
   record("cluster_barrier_us", std::max(terms.a, kLeastUs),
          method + "half of what is the same for all rows");
   record("dsm_latency_us", std::max(terms.b, kLeastLatencyUs),
