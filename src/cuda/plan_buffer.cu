@@ -28,16 +28,18 @@ PlanBuffer::Impl::~Impl() {
 }
 
 void PlanBuffer::Impl::release() noexcept {
+  // As DeviceGuard, without throwing: setting the device that is set already would take a green context away.
   int previous = -1;
   (void)cudaGetDevice(&previous);
-  (void)cudaSetDevice(device);
+  const bool other = previous != device;
+  if (other) (void)cudaSetDevice(device);
   for (Staging& staging : ring) {
     if (staging.copied != nullptr) (void)cudaEventSynchronize(staging.copied);
     if (staging.copied != nullptr) (void)cudaEventDestroy(staging.copied);
     if (staging.host != nullptr) (void)cudaFreeHost(staging.host);
   }
   if (g_plan != nullptr) (void)cudaFree(g_plan);
-  if (previous >= 0) (void)cudaSetDevice(previous);
+  if (other && previous >= 0) (void)cudaSetDevice(previous);
   (void)cudaGetLastError();
 }
 

@@ -502,6 +502,9 @@ __device__ __forceinline__ void wide_steps(const KernelArgs& args, Storage<Tr>& 
   }
 }
 
+// Items of so many steps take them two at a time (docs/kernel.md).
+inline constexpr uint32_t kPairedSteps = 18;
+
 template <class Tr>
 __device__ void compute_wide_phase(const KernelArgs& args, Storage<Tr>& storage,
                                    const Program& program, const Phase& phase, const JobRows& rows,
@@ -515,9 +518,10 @@ __device__ void compute_wide_phase(const KernelArgs& args, Storage<Tr>& storage,
     WideState<Tr> state;
     wide_begin(item, rows, mine, storage, state);
     uint32_t paired = 0;
-    // Two at once hold half the ring, so only where both warpgroups work on the same two.
+    // Two at once hold half the ring, so only where both warpgroups work on the same two. And they wait for both: an item
+    // of a few steps, whose first keys are all it waits for, begins sooner with one.
     if constexpr (!Tr::kSplitColumns) {
-      if (!mine.alternate) {
+      if (!mine.alternate && steps >= kPairedSteps) {
         paired = steps & ~1u;
         wide_steps<Tr, 2>(args, storage, mine, parities, turn, turn + paired, 2, state, tracer);
       }
