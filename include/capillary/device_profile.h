@@ -48,7 +48,7 @@ struct DeviceProfile {
   double wide_gbps_per_cta = 57;  // what the wide path takes in at most on one SM, from anywhere
   ByClusterSize dsm_load_gbps_per_cta = {128, 30, 28, 28, 28};
   double dsm_latency_us = 0.22;      // one peer load
-  double cluster_barrier_us = 0.76;   // arrive to wake-up
+  double cluster_barrier_us = 0.76;  // arrive to wake-up
   double l2_merge_latency_us = 2.2;  // write a part, fence, see the others' tags, read them back
   double matrix_tflops = 600;        // what the wide path reaches: for estimates, never for floors
   // A large matrix product on random data (694 to 790 seen on an H200, by power and clocks): for floors.

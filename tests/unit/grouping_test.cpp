@@ -59,7 +59,8 @@ TEST(Grouping, ATrunkThatBeginsBeforeTheGroupIsOneElement) {
     return grouping.evaluate(1, 132, 1e30).us;
   };
   const double apart_us = two_groups_us(parents_forest(level_tree("", {2, 16}, {768, 64})));
-  const double shared_us = two_groups_us(parents_forest(level_tree("", {1, 2, 16}, {256, 512, 64})));
+  const double shared_us =
+      two_groups_us(parents_forest(level_tree("", {1, 2, 16}, {256, 512, 64})));
   EXPECT_LE(shared_us, apart_us);  // a part of its keys comes from L2
   EXPECT_GT(shared_us, apart_us - builtin_h200().item_start_us);
 }
