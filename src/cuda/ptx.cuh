@@ -176,10 +176,9 @@ __device__ __forceinline__ uint4 ld_global_nc(const uint4* g_source) {
 // behind it waits for it.
 __device__ __forceinline__ void ld_global_nc_if(bool condition, uint32_t& value,
                                                 const int32_t* g_source) {
-  asm volatile(
-      "{\n\t.reg .pred p;\n\tsetp.ne.u32 p, %1, 0;\n\t@p ld.global.nc.u32 %0, [%2];\n\t}"
-      : "+r"(value)
-      : "r"(static_cast<uint32_t>(condition)), "l"(g_source));
+  asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.u32 p, %1, 0;\n\t@p ld.global.nc.u32 %0, [%2];\n\t}"
+               : "+r"(value)
+               : "r"(static_cast<uint32_t>(condition)), "l"(g_source));
 }
 
 // --- fences and barriers -------------------------------------------------------------------------------

@@ -11,7 +11,12 @@
 namespace capillary {
 
 // Hardware barriers of a CTA; id 0 is __syncthreads.
-enum class NamedBarrier : uint32_t { kConsumers = 1, kWarpgroup0 = 2, kWarpgroup1 = 3, kLoaders = 4 };
+enum class NamedBarrier : uint32_t {
+  kConsumers = 1,
+  kWarpgroup0 = 2,
+  kWarpgroup1 = 3,
+  kLoaders = 4
+};
 
 enum class Wait : int {
   kKFull,

@@ -13,9 +13,10 @@ namespace capillary::tree_decode {
 
 // How the load role fetches tiles. Wide ones come in tensor boxes, but for kRows.
 enum class TileCopy : uint32_t {
-  kBulk = 0,    // narrow: runs of narrow_piece_tokens contiguous rows, a bulk copy each
-  kTensor = 1,  // narrow: one unswizzled tensor box (page size a multiple of 16, rows not contiguous)
-  kRows = 2,    // pages of one token: rows gathered, of wide tiles, too (load_rows.cuh)
+  kBulk = 0,  // narrow: runs of narrow_piece_tokens contiguous rows, a bulk copy each
+  kTensor =
+      1,      // narrow: one unswizzled tensor box (page size a multiple of 16, rows not contiguous)
+  kRows = 2,  // pages of one token: rows gathered, of wide tiles, too (load_rows.cuh)
 };
 
 // One of the two caches, [num_pages, page_size, num_kv_heads, head_dim] by byte strides.

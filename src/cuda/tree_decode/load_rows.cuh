@@ -15,8 +15,9 @@
 
 namespace capillary::tree_decode {
 
-inline constexpr int kRowsAtOnce = 4;                         // an instruction's
-inline constexpr int kLaneRows = kTileTokens / kRowsAtOnce;  // of a tile: those that a lane has a part of
+inline constexpr int kRowsAtOnce = 4;  // an instruction's
+inline constexpr int kLaneRows =
+    kTileTokens / kRowsAtOnce;  // of a tile: those that a lane has a part of
 
 // A lane's part of an instruction: 16 bytes of one of four rows.
 struct RowLane {
@@ -171,9 +172,8 @@ __device__ __forceinline__ void load_narrow_rows(const LoadSide<Tr>& side, const
 // Rows of a wide tile are eight and eight in the 128-byte swizzle, a half (64 dims) after the other. `s_first` is the place of
 // the lane's chunk of its first row; four rows further chunks lie four places off.
 template <class Tr, int kTile, int kRow = 0>
-__device__ __forceinline__ void copy_wide_rows(uint32_t s_first,
-                                               const RowSource& source, const TileRows& rows,
-                                               RowLane mine) {
+__device__ __forceinline__ void copy_wide_rows(uint32_t s_first, const RowSource& source,
+                                               const TileRows& rows, RowLane mine) {
   if constexpr (kRow < kLaneRows) {
     copy_row<Tr, (2 * kTile + kRow / 2) * Tr::kWideGroupBytes + kRow % 2 * kRowsAtOnce * 128,
              kSwizzleBytes, true>(kRow % 2 == 0 ? s_first : s_first ^ kRowsAtOnce * 16,
@@ -182,10 +182,9 @@ __device__ __forceinline__ void copy_wide_rows(uint32_t s_first,
   }
 }
 template <class Tr, int kTile = 0>
-__device__ __forceinline__ void copy_step_rows(uint32_t s_first,
-                                                const RowSource& source,
-                                                const TileRows (&rows)[kWideTiles],
-                                                const TileIds (&ids)[kWideTiles], RowLane mine) {
+__device__ __forceinline__ void copy_step_rows(uint32_t s_first, const RowSource& source,
+                                               const TileRows (&rows)[kWideTiles],
+                                               const TileIds (&ids)[kWideTiles], RowLane mine) {
   if constexpr (kTile < kWideTiles) {
     if (ids[kTile].valid > 0) copy_wide_rows<Tr, kTile>(s_first, source, rows[kTile], mine);
     copy_step_rows<Tr, kTile + 1>(s_first, source, rows, ids, mine);
@@ -203,7 +202,8 @@ __device__ __forceinline__ void load_wide_rows(const LoadSide<Tr>& side, const P
   Storage<Tr>& storage = side.storage;
   const uint32_t s_first =
       ptx::smem_address(side.wide_tile(0, 0)) + mine.row * 128 + (mine.chunk ^ mine.row) * 16;
-  uint32_t round = 0;  // twice round the ring: parities flip half way; shared by all items of the phase
+  uint32_t round =
+      0;  // twice round the ring: parities flip half way; shared by all items of the phase
   const uint32_t end = phase.item_begin + phase.num_items;
   for (uint32_t i = phase.item_begin; i < end; ++i) {
     const WorkItem& item = program.items[i];
@@ -231,8 +231,8 @@ __device__ __forceinline__ void load_wide_rows(const LoadSide<Tr>& side, const P
       const bool flipped = round >= Tr::kWideStages;
       const uint32_t turn = flipped ? round - Tr::kWideStages : round;
       const uint32_t stage = turn * kWideTiles, own_stage = stage + lane % kWideTiles;
-      wait_cta(storage.stage_empty, own_stage,
-               ((parities >> own_stage) & 1u) ^ (flipped ? 0u : 1u), Wait::kStageEmpty);
+      wait_cta(storage.stage_empty, own_stage, ((parities >> own_stage) & 1u) ^ (flipped ? 0u : 1u),
+               Wait::kStageEmpty);
       __syncwarp();
 #pragma unroll
       for (uint32_t tile = 0; tile < kWideTiles; ++tile)
