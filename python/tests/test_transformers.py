@@ -119,7 +119,7 @@ def test_generation_is_that_of_sdpa(options):
                          ids=["samples", "beams"])
 def test_samples_and_beams_share_pages(options):
     model = make_model()
-    ids, mask = pad(make_prompts(2, shared=96))
+    ids, mask = pad(make_prompts(2, shared=1024))  # so much that sharing pays
     cache = PagedCache(model.config, ids, mask)
     generate(model, "capillary", ids, mask, cache, max_new_tokens=32, min_new_tokens=32, **options)
     table, lens = cache.block_table()
