@@ -76,7 +76,8 @@ class PlanBuffer {
 
 // Launches one kernel on `stream`; allocates nothing, synchronises nothing, copies nothing, and can be captured.
 // workspace: device memory of at least plan.workspace_bytes(), 16-byte aligned, never zeroed by the caller;
-// one workspace must not serve two runs at once. The contents of out and lse after an error are unspecified.
+// one workspace must not serve two runs at once. A stream of a green context wants that context to be current here, too.
+// The contents of out and lse after an error are unspecified.
 // Throws InvalidArgument, UnsupportedConfig, UnsupportedArch, WorkspaceTooSmall, DeviceError.
 void decode(PlanBuffer& plan, const DecodeTensors& tensors, void* workspace,
             int64_t workspace_bytes, const DecodeOptions& options, void* stream);

@@ -111,6 +111,7 @@ __device__ __forceinline__ void cp_async_bulk_tensor_5d(void* s_destination, con
       "l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(v), "r"(smem_address(s_barrier))
       : "memory");
 }
+
 // --- copies of 16 bytes a lane, global to shared (9.7.9.25.3) -------------------------------------------
 // Past L1: nobody else reads the keys.
 template <int kTo, int kFrom>

@@ -456,8 +456,12 @@ class GreenContext {
   ~GreenContext() {
     (void)cudaStreamDestroy(stream_);
     CUcontext context = nullptr;
-    call<CUresult(CUcontext*)>("cuCtxPopCurrent", &context);
-    call<CUresult(CUgreenCtx)>("cuGreenCtxDestroy", green_);
+    try {
+      call<CUresult(CUcontext*)>("cuCtxPopCurrent", &context);
+      call<CUresult(CUgreenCtx)>("cuGreenCtxDestroy", green_);
+    } catch (const DeviceError& error) {
+      ADD_FAILURE() << error.what();
+    }
   }
   GreenContext(const GreenContext&) = delete;
   GreenContext& operator=(const GreenContext&) = delete;
@@ -470,6 +474,8 @@ class GreenContext {
     void* entry = nullptr;
     cudaDriverEntryPointQueryResult found{};
     require(cudaGetDriverEntryPointByVersion(name, &entry, 12080, cudaEnableDefault, &found));
+    if (entry == nullptr || found != cudaDriverEntryPointSuccess)
+      throw DeviceError(std::string(name) + ": not offered by this driver");
     const CUresult result = reinterpret_cast<Function*>(entry)(arguments...);
     if (result != CUDA_SUCCESS)
       throw DeviceError(std::string(name) + ": CUresult " + std::to_string(result));

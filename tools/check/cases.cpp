@@ -203,8 +203,8 @@ void add_short_requests(std::vector<CheckCase>& table) {
   table.push_back(std::move(pieces));
 }
 
-// Pages of one token, which the kernel loads in a way of its own: every head_dim, wide items and narrow ones after each
-// other in a job and across jobs, tiles and wide steps that end anywhere.
+// Pages of one token, which the kernel loads in a way of its own: wide items and narrow ones after each other in a job (every
+// head_dim) and across jobs (rings of each length), tiles and wide steps that end anywhere.
 void add_token_pages(std::vector<CheckCase>& table) {
   size_t turn = 0;
   for (const int32_t head_dim : kHeadDims) {
@@ -217,11 +217,34 @@ void add_token_pages(std::vector<CheckCase>& table) {
       table.push_back(std::move(c));
     }
   }
-  // Streams of very different lengths before wide items of the next job.
-  CheckCase jobs = case_of("token-pages/many-jobs", rollouts(36, 12, 200, 120));
-  jobs.page_size = 1;
-  jobs.shape = heads(16, 4, 128);
-  table.push_back(std::move(jobs));
+  // Streams of very different lengths before wide items of the next job, several jobs a CTA.
+  for (const int32_t head_dim : {64, 128, 256}) {
+    const TreeSpec tree = rollouts(36, 10, 200, 60);
+    CheckCase jobs = case_of(fmt::format("token-pages/d{}-many-jobs", head_dim), tree);
+    jobs.page_size = 1;
+    jobs.shape = heads(16, 4, head_dim);
+    jobs.options = {.cluster_size = 1, .num_pieces = 36};
+    table.push_back(std::move(jobs));
+  }
+}
+
+// Wide items that go several times round the ring and take their steps in pairs, an even and an odd number of them, the last one
+// ragged; by whole tiles and by rows.
+void add_long_items(std::vector<CheckCase>& table) {
+  size_t turn = 0;
+  std::vector<int32_t> leaves(24);
+  for (size_t i = 0; i < leaves.size(); ++i) leaves[i] = static_cast<int32_t>(1 + i * 13 % 60);
+  for (const int32_t head_dim : {64, 96, 128})
+    for (const int32_t page_size : {16, 1})
+      for (const int32_t prefix : {1152, 1221}) {
+        CheckCase c = case_of(fmt::format("long-items/d{}-p{}-{}", head_dim, page_size, prefix),
+                              star_tree(prefix, leaves));
+        c.page_size = page_size;
+        c.layout = kLayouts[turn++ % kLayouts.size()];
+        c.shape = heads(16, 4, head_dim, kDTypes[turn % 2]);
+        c.options = {.cluster_size = 1, .num_pieces = 1};
+        table.push_back(std::move(c));
+      }
 }
 
 // Ratios that are no power of two, with a prefix, ragged leaves and rows split over jobs: what the LSE's
@@ -347,6 +370,7 @@ const std::vector<CheckCase>& case_table() {
     add_pages(cases);
     add_short_requests(cases);
     add_token_pages(cases);
+    add_long_items(cases);
     add_tile_edges(cases);
     add_split_ratios(cases);
     add_options(cases);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The kernel: one launch runs a whole plan. Persistent clusters walk their part of the schedule; in each CTA
 // eight consumer warps compute and exchange while two warps keep the ring full, one fetches what to do next and one
-// brings the queries for that into L2.
+// brings the queries for that into L2; for pages of one token it also hands wide steps on (load_rows.cuh).
 #pragma once
 
 #include "cuda/trace.cuh"
@@ -45,7 +45,8 @@ __device__ __forceinline__ void arrive_at_all_ranks(uint64_t* s_barrier, uint32_
 }
 
 // Query role: a job's rows are asked for into L2 when its program arrives, a job ahead of their use. From HBM,
-// which is busy with keys, they would take a consumer microseconds. Its second work is hand_on_wide_rows().
+// which is busy with keys, they would take a consumer microseconds. With hand_on_wide_rows()
+// behind it, it is later, but still ahead.
 template <class Tr>
 __device__ void run_query_role(const KernelArgs& args, Storage<Tr>& storage) {
   constexpr uint32_t kLineBytes = 128, kRowBytes = Tr::kHeadDim * 2;

@@ -142,6 +142,7 @@ __device__ __forceinline__ void load_narrow_rows(const LoadSide<Tr>& side, const
       const uint32_t stage = __shfl_sync(0xffffffffu, own_stage, from);
       const int32_t valid = __shfl_sync(0xffffffffu, tiles.walker.valid(), from);
       const uint32_t s_tile = s_ring + stage * Tr::kStageBytes;
+      // Not announce(), which leaves it to K's warp: each has streams of its own here.
       if (lane == 0) storage.stage_tokens[stage] = static_cast<uint32_t>(valid);
       copy_narrow_rows<Tr, 0>(s_tile, k, next[i], mine);
       copy_narrow_rows<Tr, Tr::kHalfTileBytes>(s_tile, v, next[i], mine);

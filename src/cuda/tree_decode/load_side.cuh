@@ -10,7 +10,7 @@
 
 namespace capillary::tree_decode {
 
-// The half of the work that this warp does. Chosen at run time: the code is long, and both warps can share it
+// The half of the work that this warp does: K or V (load_rows.cuh, narrow: half of the streams). Chosen at run time: the code is long, and both warps can share it
 // in the instruction cache.
 template <class Tr>
 struct LoadSide {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Load role: one warp fetches K, another V. Both walk this CTA's phases and keep the ring full, running
-// ahead of the consumers across items, phases and jobs.
+// ahead of the consumers across items, phases and jobs. Pages of one token: load_rows.cuh.
 //
 //   barrier         arrives                         waits                    first phase
 //   k_full/v_full   this warp, 1 (expect_tx)+bytes  consumers, before use    0

@@ -518,7 +518,7 @@ __device__ void compute_wide_phase(const KernelArgs& args, Storage<Tr>& storage,
     WideState<Tr> state;
     wide_begin(item, rows, mine, storage, state);
     uint32_t paired = 0;
-    // Two at once hold half the ring, so only where both warpgroups work on the same two. And they wait for both: an item
+    // Two at once hold half the ring at head_dim 128, so only where both warpgroups work on the same two. And they wait for both: an item
     // of a few steps, whose first keys are all it waits for, begins sooner with one.
     if constexpr (!Tr::kSplitColumns) {
       if (!mine.alternate && steps >= kPairedSteps) {
