@@ -32,4 +32,7 @@ def main(path):
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    if len(sys.argv) != 2:
+        sys.exit(f"smooth.py: {len(sys.argv) - 1} arguments; must be one, the record; "
+                 "write it with `capillary bench --file workloads/smooth.json --modes auto --out RECORD`")
+    main(sys.argv[1])

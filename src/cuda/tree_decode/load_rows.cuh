@@ -203,8 +203,8 @@ __device__ __forceinline__ void load_wide_rows(const LoadSide<Tr>& side, const P
   Storage<Tr>& storage = side.storage;
   const uint32_t s_first =
       ptx::smem_address(side.wide_tile(0, 0)) + mine.row * 128 + (mine.chunk ^ mine.row) * 16;
-  uint32_t round =
-      0;  // twice round the ring: parities flip half way; shared by all items of the phase
+  // Twice round the ring: parities flip half way. Shared by all items of the phase.
+  uint32_t round = 0;
   const uint32_t end = phase.item_begin + phase.num_items;
   for (uint32_t i = phase.item_begin; i < end; ++i) {
     const WorkItem& item = program.items[i];
